@@ -1,0 +1,55 @@
+"""The errors a user can cause, one class per thing the reader must do; nothing else is caught by the CLI."""
+
+from collections.abc import Sequence
+
+
+class LlmcError(Exception):
+    """A mistake outside llmc. `message` says thing, value found, value wanted; `hint` says what to do."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class RecipeError(LlmcError):
+    """Fix the recipe file or the flag."""
+
+    exit_code = 2
+
+
+class CheckpointError(LlmcError):
+    """Fix the input: checkpoint, tokenizer or artifact."""
+
+    exit_code = 3
+
+
+class UnsupportedError(LlmcError):
+    """Choose another combination. `reasons` lists everything that stands in the way, not just the first."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, reasons: Sequence[str] = (), hint: str = "") -> None:
+        lines = [message, *(f"  - {reason}" for reason in reasons)]
+        super().__init__("\n".join(lines), hint)
+        self.reasons = tuple(reasons)
+
+
+class ToolchainError(LlmcError):
+    """Install something: a package, a driver, MPI, Triton."""
+
+    exit_code = 5
+
+
+class BuildError(LlmcError):
+    """A builder refused or failed."""
+
+    exit_code = 6
+
+
+class ServeError(LlmcError):
+    """A server did not start, or a request was refused."""
+
+    exit_code = 7

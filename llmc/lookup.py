@@ -1,0 +1,22 @@
+"""Literal tables "public name → module": load the one module asked for, name the known ones on a miss."""
+
+import importlib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from types import ModuleType
+
+from llmc.errors import UnsupportedError
+
+
+def load(table: Mapping[str, str], name: str, *, package: str, kind: str) -> ModuleType:
+    """Import `package.table[name]`.
+
+    Raises: UnsupportedError listing the known names and the closest match when `name` is not in `table`.
+    """
+    if name not in table:
+        close = get_close_matches(name, table, n=1)
+        raise UnsupportedError(
+            f"unknown {kind} {name!r}; known: {', '.join(sorted(table))}",
+            hint=f"did you mean {close[0]!r}?" if close else "",
+        )
+    return importlib.import_module(f"{package}.{table[name]}")
