@@ -1,0 +1,19 @@
+"""The Triton model repository: written, checked, served and asked; no model code runs in here.
+
+| module | owns |
+|---|---|
+| options | what a repository can be told |
+| pbtxt | typed model configurations, their text form, and reading them back |
+| signatures | the tensors of each model, TensorRT-LLM's names |
+| configs | one typed configuration per model, from options and the engine's limits |
+| emit | a repository on disk |
+| lint | what Triton would only complain of at load time, found before |
+| tritonserver | finding the server binary and what it needs |
+| server | starting, watching and stopping it |
+| client | streaming requests over gRPC |
+| models/ | the model.py files that are copied; they import llmc.runtime, nothing here does |
+"""
+
+__all__ = ["MODELS"]
+MODELS = ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls")
+"""Every model of a repository, in the order a request passes them."""
