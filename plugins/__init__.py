@@ -1,0 +1,20 @@
+"""Fused ops: one folder each with a spec, a torch reference and one lowering per target.
+
+Public name → package in this room; `llmc.plugins.graph.part(name, "spec")` imports its spec.
+"""
+
+PLUGINS: dict[str, str] = {
+    "embedding": "embedding",
+    "rms_norm": "rms_norm",
+    "linear": "linear",
+    "attention": "attention",
+    "gated_activation": "gated_activation",
+    "add": "add",
+    "gather_last": "gather_last",
+    "allreduce": "allreduce",
+    "allgather": "allgather",
+    "send": "send",
+    "recv": "recv",
+}
+
+__all__ = ["PLUGINS"]

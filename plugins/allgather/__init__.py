@@ -1,0 +1,1 @@
+"""Concatenation of column slices over the ranks of a tensor-parallel group."""

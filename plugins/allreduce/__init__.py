@@ -1,0 +1,1 @@
+"""Sum of one activation over the ranks of a tensor-parallel group."""

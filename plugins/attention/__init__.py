@@ -1,0 +1,1 @@
+"""RoPE, write into the paged KV cache and causal attention over it, as one op."""

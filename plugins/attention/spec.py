@@ -1,0 +1,35 @@
+"""Spec of `attention`: RoPE on q and k, KV write, causal attention over the paged cache.
+
+Columns of `qkv` are [q heads | k heads | v heads]; query head i reads KV head
+i // (num_heads // num_kv_heads). Token t of sequence s sits at batch.positions[t] and sees
+positions 0..positions[t] of its own sequence. Block b of a sequence holds positions
+[b * tokens_per_block, (b + 1) * tokens_per_block) at page batch.block_tables[s, b].
+"""
+
+from llmc.plugins.graph import Attribute, OpSpec
+
+SPEC = OpSpec(
+    name="attention",
+    inputs={"qkv": ("T", "(num_heads + 2 * num_kv_heads) * head_size")},
+    outputs={"context": ("T", "num_heads * head_size")},
+    attributes={
+        "layer": Attribute(
+            types=(int,), meaning="index of the KV cache layer inside this rank's stage"
+        ),
+        "num_heads": Attribute(types=(int,), meaning="query heads on this rank"),
+        "num_kv_heads": Attribute(types=(int,), meaning="KV heads on this rank"),
+        "head_size": Attribute(types=(int,), meaning="columns of one head"),
+        "rotary_dim": Attribute(
+            types=(int,), meaning="leading columns of a head that rotate (neox halves)"
+        ),
+        "rotary_base": Attribute(types=(float,), meaning="theta of the inverse frequencies"),
+        "rotary_scaling": Attribute(
+            types=(dict, type(None)), meaning="Hugging Face rope_scaling, verbatim"
+        ),
+        "max_position_embeddings": Attribute(
+            types=(int,), meaning="the model's, which scalings refer to"
+        ),
+        "scale": Attribute(types=(float,), meaning="factor of q @ k before the softmax"),
+    },
+    reads_batch=("positions", "query_start", "context_lens", "block_tables"),
+)

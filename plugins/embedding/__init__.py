@@ -1,0 +1,1 @@
+"""Row lookup of a (possibly vocabulary-parallel) embedding table."""

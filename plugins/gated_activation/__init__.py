@@ -1,0 +1,1 @@
+"""act(first half) * second half of a fused gate-up product."""

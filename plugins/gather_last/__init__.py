@@ -1,0 +1,1 @@
+"""Picks the rows whose logits are wanted."""

@@ -1,0 +1,1 @@
+"""Takes an activation from another rank."""

@@ -1,0 +1,1 @@
+"""Hands an activation to another rank."""
