@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from typing import Protocol
+from typing import Protocol, TextIO
 
 
 class Progress(Protocol):
@@ -26,6 +26,23 @@ class NullProgress:
         pass
 
 
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to whatever sys.stderr is now: a progress bar replaces it while it is drawn."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
 def configure(level: str) -> None:
-    """Send llmc's log to stderr at `level` (a logging level name); stdout stays for results."""
-    logging.basicConfig(level=level.upper(), stream=sys.stderr, format="%(levelname).1s %(name)s: %(message)s")
+    """Send llmc's log to stderr at `level` (a logging level name); stdout stays for results.
+
+    May be called again to change the level. Other packages log from WARNING up.
+    """
+    handler = _StderrHandler()
+    handler.setFormatter(logging.Formatter("%(levelname).1s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("llmc").setLevel(level.upper())

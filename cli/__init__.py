@@ -1,0 +1,17 @@
+"""The `llmc` command: one module per subcommand; each parses, calls the library and renders.
+
+Command modules import the rooms they drive inside their functions, so that help and completion stay fast.
+"""
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "build": ("build", "Convert, quantize and compile a model; emit its Triton repository."),
+    "inspect": ("inspect", "Say what an artifact holds: mapping, quantization, sizes, digests."),
+    "serve": ("serve", "Serve a Triton repository with tritonserver."),
+    "generate": ("generate", "Stream one answer from a running server."),
+    "chat": ("chat", "Chat with a running server."),
+    "import-gguf": ("import_gguf", "Turn a GGUF file into a Hugging Face directory."),
+    "doctor": ("doctor", "Say what this machine can build and serve, and what is missing."),
+}
+"""Command → (module in llmc.cli, which exports a function of the same name; one-line help)."""
+
+__all__ = ["COMMANDS"]
