@@ -1,0 +1,105 @@
+"""What the executor needs of an engine, and the one place that finds the engine of a directory's target."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.errors import CheckpointError
+from llmc.lookup import load
+from llmc.runtime.batch import Batch
+from llmc.targets import TARGETS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """What one loaded engine can take. `num_blocks` is the size of its KV pool, in blocks.
+
+    `vocab_size` is the model's own vocabulary: logits have that many columns, padding is dropped.
+    """
+
+    max_batch_size: int
+    max_num_tokens: int
+    max_input_len: int
+    max_seq_len: int
+    vocab_size: int
+    tokens_per_block: int
+    num_blocks: int
+
+    @property
+    def max_blocks_per_sequence(self) -> int:
+        return -(-self.max_seq_len // self.tokens_per_block)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCacheConfig:
+    """How much memory the KV pool may take: at most `max_tokens` tokens, and at most
+    `free_memory_fraction` of the memory that is free once the weights are loaded."""
+
+    max_tokens: int | None = None
+    free_memory_fraction: float = 0.9
+
+
+class Engine(Protocol):
+    """A loaded model: weights, KV pool and the kernels to step them. Used by one thread at a time."""
+
+    @property
+    def limits(self) -> EngineLimits: ...
+
+    def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Run one step and return logits [L, vocab_size] of `batch.logits_rows`, in their order.
+
+        Writes the new tokens' keys and values into the KV pool. The array is the engine's own: valid
+        until the next call, not to be modified.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release memory and threads; the engine is unusable afterwards."""
+        ...
+
+
+def read_engine_config(engine_dir: Path) -> dict[str, Any]:
+    """Return `engine_dir`/config.json. Raises: CheckpointError when it is missing or not a JSON object."""
+    path = engine_dir / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{path}: not found; expected an engine directory",
+            hint="make one with `llmc build MODEL -o OUT`; the engine is OUT/engine",
+        ) from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: {error}; expected the JSON of an engine") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: {type(config).__name__}, expected a JSON object")
+    return config
+
+
+def engine_target(engine_dir: Path) -> str:
+    """Return the target an engine directory was built for. Raises: CheckpointError."""
+    section = read_engine_config(engine_dir).get("llmc")
+    target = section.get("target") if isinstance(section, dict) else None
+    if not isinstance(target, str):
+        raise CheckpointError(
+            f"{engine_dir / 'config.json'}: llmc.target is {target!r}, expected one of "
+            f"{', '.join(sorted(TARGETS))}",
+            hint="this engine was not built by llmc",
+        )
+    return target
+
+
+def load_engine(engine_dir: Path, *, rank: int = 0, kv: KvCacheConfig) -> Engine:
+    """Load rank `rank` of an engine directory with the runtime of the target it was built for.
+
+    Raises: CheckpointError for a broken directory, UnsupportedError for an unknown target or a machine
+    that cannot run it.
+    """
+    module = load(
+        TARGETS, engine_target(engine_dir), package="llmc.runtime.engines", kind="target"
+    )
+    engine: Engine = module.load(engine_dir, rank=rank, kv=kv)
+    return engine
