@@ -1,6 +1,6 @@
 """The `llmc` command: one module per subcommand; each parses, calls the library and renders.
 
-Command modules import the rooms they drive inside their functions, so that help and completion stay fast.
+Command modules import the rooms they drive inside their functions: help and completion stay fast.
 """
 
 COMMANDS: dict[str, tuple[str, str]] = {

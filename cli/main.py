@@ -1,4 +1,4 @@
-"""The entry point: global options, subcommands loaded on demand, and the only place that catches LlmcError."""
+"""The entry point: global options, lazily loaded subcommands, the only handler of LlmcError."""
 
 import importlib
 import inspect
@@ -54,7 +54,7 @@ app = typer.Typer(
 
 
 def load_command(name: str) -> Any:
-    """Import the module of command `name` and return its click command, with the options all share."""
+    """Import command `name` and return its click form, with the options all commands share."""
     module_name, summary = COMMANDS[name]
     function = getattr(importlib.import_module(f"llmc.cli.{module_name}"), module_name)
     single = typer.Typer(
@@ -120,7 +120,7 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Compile Hugging Face language models into quantized, tensor-parallel engines and serve them with Triton.
+    """Compile Hugging Face models into quantized, tensor-parallel engines; serve them with Triton.
 
     Start with [bold]llmc doctor[/], then [bold]llmc build MODEL -o OUT[/] and
     [bold]llmc serve OUT/model_repo[/].

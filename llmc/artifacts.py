@@ -1,7 +1,7 @@
-"""What a finished stage leaves on disk: an atomic directory with a manifest, and the key that lets it be reused.
+"""What a finished stage leaves on disk: an atomic directory with a manifest, reusable by its key.
 
-Owns digests, `manifest.json`, staging directories and the question "is this already built?". Knows no
-stage by name; builders/pipeline.py says what goes into a key.
+Owns digests, `manifest.json`, staging directories and the question "is this already built?". Knows
+no stage by name; builders/pipeline.py says what goes into a key.
 """
 
 import errno
@@ -41,7 +41,7 @@ class Manifest(_OnDisk):
 
     schema_version: Literal[1] = 1
     stage: str = Field(description="checkpoint, engine or model_repo.")
-    key: str = Field(description="Hash of inputs, recipe and tools; equal keys mean equal artifacts.")
+    key: str = Field(description="Hash of inputs, recipe and tools: equal keys, equal artifacts.")
     inputs: dict[str, str] = Field(description="Digest of each input, by name.")
     recipe: dict[str, JsonValue] = Field(description="The part of the recipe that mattered.")
     tools: dict[str, str] = Field(description="Version of each tool that made it.")
@@ -107,10 +107,10 @@ def stage_key(
 
 @contextmanager
 def stage(final: Path) -> Iterator[Path]:
-    """Yield an empty sibling of `final`; on success it is flushed to disk and takes `final`'s place.
+    """Yield an empty sibling of `final`; on success it is flushed and takes `final`'s place.
 
-    On any exception, KeyboardInterrupt and SystemExit included, the sibling is removed and `final` stays as
-    it was. Siblings left by killed processes are removed first.
+    On any exception, KeyboardInterrupt and SystemExit included, the sibling is removed and `final`
+    stays as it was. Siblings left by killed processes are removed first.
     Raises: BuildError when the disk refuses (full, read-only, no permission).
     """
     _remove_abandoned(final)
@@ -160,7 +160,7 @@ def write_manifest(
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read `directory`'s manifest. Raises: CheckpointError when it is missing or not one of ours."""
+    """Read `directory`'s manifest. Raises: CheckpointError when it is missing or malformed."""
     path = directory / MANIFEST_NAME
     try:
         return Manifest.model_validate_json(path.read_bytes())
@@ -177,8 +177,8 @@ def read_manifest(directory: Path) -> Manifest:
 def verify(directory: Path, manifest: Manifest | None = None) -> list[str]:
     """Return what differs between `directory` and its manifest, one line each; empty means intact.
 
-    Sizes first; contents are read only where sizes agree. Files the manifest does not know are ignored:
-    later stages put reports beside the engine.
+    Sizes first; contents are read only where sizes agree. Files the manifest does not know are
+    ignored: later stages put reports beside the engine.
     """
     manifest = manifest or read_manifest(directory)
     found: list[str] = []
@@ -199,7 +199,7 @@ def verify(directory: Path, manifest: Manifest | None = None) -> list[str]:
 
 
 def reusable(final: Path, key: str) -> bool:
-    """Say whether `final` is an intact artifact of `key`; damage is logged as a warning and means no."""
+    """Say whether `final` is an intact artifact of `key`; damage is logged and means no."""
     if not (final / MANIFEST_NAME).is_file():
         return False
     try:
@@ -219,9 +219,8 @@ _DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 
 
 def _walk(directory: Path) -> list[Path]:
-    return sorted(
-        path for path in directory.rglob("*") if path.is_file() and path != directory / MANIFEST_NAME
-    )
+    manifest = directory / MANIFEST_NAME
+    return sorted(path for path in directory.rglob("*") if path.is_file() and path != manifest)
 
 
 def _relative(directory: Path, files: Iterable[Path]) -> dict[str, Path]:

@@ -1,0 +1,16 @@
+"""What to build and how, as a typed document: schema, loader with file:line errors, presets.
+
+| module | owns |
+|---|---|
+| schema | `Recipe` and its parts: every field, its default and its description |
+| loader | YAML file or preset, `--set` and flags → `Recipe`; the resolved recipe back to YAML |
+"""
+
+PRESETS: dict[str, str] = {
+    "cpu-w8a16": "cpu-w8a16.yaml",
+    "cpu-bf16": "cpu-bf16.yaml",
+    "cpu-fp32": "cpu-fp32.yaml",
+}
+"""Preset name → file of this package. A preset leaves out `model`; the command line gives it."""
+
+__all__ = ["PRESETS"]

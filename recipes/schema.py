@@ -1,0 +1,165 @@
+"""The recipe: every setting of a build, with its default and what it means.
+
+A default is written here and nowhere else. Names are TensorRT-LLM's where it has them. Whether a
+value is available here and now (a quantization format, a split of this model) is not a matter of the
+schema: the pipeline asks that before it works, and lists every reason at once.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+
+
+class _Part(BaseModel):
+    """Closed, immutable, documented."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class QuantizationRecipe(_Part):
+    """How weights and KV cache are stored."""
+
+    algo: str | None = Field(
+        default=None,
+        description="Quantization algorithm of the weights, e.g. W8A16; none: stored as `dtype`.",
+    )
+    kv_cache: str | None = Field(
+        default=None, description="Quantization of the KV cache; none: stored as `dtype`."
+    )
+    exclude: tuple[str, ...] | None = Field(
+        default=None,
+        strict=False,
+        description="Modules left unquantized, as patterns; none: TensorRT-LLM's list.",
+    )
+
+
+class MappingRecipe(_Part):
+    """How the model is split over ranks."""
+
+    tp: PositiveInt = Field(default=1, description="Tensor parallel size.")
+    pp: PositiveInt = Field(default=1, description="Pipeline parallel size.")
+    moe_tp: PositiveInt | None = Field(
+        default=None, description="Tensor parallel size inside an expert; none: tp / moe_ep."
+    )
+    moe_ep: PositiveInt | None = Field(
+        default=None, description="Expert parallel size; moe_tp * moe_ep = tp."
+    )
+    use_parallel_embedding: bool = Field(
+        default=False, description="Split the vocabulary embedding over tp ranks."
+    )
+    embedding_sharding_dim: Literal[0, 1] = Field(
+        default=0, description="Split the embedding by vocabulary (0) or by hidden size (1)."
+    )
+
+
+class CpuTarget(_Part):
+    """Native kernels on x86-64; the engine runs on any CPU the kernels know."""
+
+    kind: Literal["cpu"] = Field(default="cpu", description="Engine for x86-64 CPUs.")
+
+
+class PluginRecipe(_Part):
+    """Settings of the fused ops."""
+
+    tokens_per_block: Literal[8, 16, 32, 64, 128] = Field(
+        default=32, description="Tokens in one block of the paged KV cache."
+    )
+
+
+class BuildRecipe(_Part):
+    """Limits compiled into the engine."""
+
+    max_batch_size: PositiveInt = Field(default=64, description="Most sequences in one step.")
+    max_num_tokens: PositiveInt = Field(default=4096, description="Most tokens in one step.")
+    max_input_len: PositiveInt | None = Field(
+        default=None, description="Most tokens of a prompt; none: max_seq_len - 1."
+    )
+    max_seq_len: PositiveInt | None = Field(
+        default=None,
+        description="Most tokens of prompt and answer; none: the model's max_position_embeddings.",
+    )
+    plugins: PluginRecipe = Field(default=PluginRecipe(), description="Settings of the fused ops.")
+
+
+class ServeRecipe(_Part):
+    """What the Triton repository is told."""
+
+    max_batch_size: PositiveInt | None = Field(
+        default=None, description="Triton's max_batch_size; none: build.max_batch_size."
+    )
+    decoupled: bool = Field(default=True, description="Let a request stream its answer.")
+    kv_cache_free_gpu_mem_fraction: float = Field(
+        default=0.9, gt=0, le=1, description="Share of the free memory given to the KV cache."
+    )
+    max_tokens_in_paged_kv_cache: PositiveInt | None = Field(
+        default=None, description="Size of the KV cache in tokens; none: by memory fraction."
+    )
+    batch_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict"] = Field(
+        default="max_utilization",
+        description="Out of blocks: preempt and recompute, or never start what may not finish.",
+    )
+    enable_chunked_context: bool = Field(
+        default=True, description="Split long prompts over several steps."
+    )
+    enable_kv_cache_reuse: bool = Field(
+        default=False, description="Share KV blocks of equal prompt beginnings."
+    )
+    exclude_input_in_output: bool = Field(
+        default=False, description="Leave the prompt's tokens out of the answer by default."
+    )
+    cancellation_check_period_ms: PositiveInt = Field(
+        default=100, description="How often a request is asked whether its client is gone, in ms."
+    )
+    stats_check_period_ms: PositiveInt = Field(
+        default=100, description="How often metrics are published, in ms."
+    )
+    add_special_tokens: bool = Field(
+        default=True, description="Let the tokenizer add its special tokens to a prompt."
+    )
+    skip_special_tokens: bool = Field(
+        default=True, description="Leave special tokens out of the text of an answer."
+    )
+    preprocessing_instance_count: PositiveInt = Field(
+        default=1, description="Tokenizing processes."
+    )
+    postprocessing_instance_count: PositiveInt = Field(
+        default=1, description="Detokenizing processes."
+    )
+    bls_instance_count: PositiveInt = Field(
+        default=4, description="Processes of tensorrt_llm_bls, each serving one request at a time."
+    )
+    max_queue_delay_microseconds: NonNegativeInt = Field(
+        default=0, description="How long Triton may wait to form a batch, in µs."
+    )
+    max_queue_size: NonNegativeInt = Field(
+        default=0, description="Most requests Triton queues; 0: no limit."
+    )
+    priority_levels: NonNegativeInt = Field(
+        default=0, description="Number of request priorities; 0: off."
+    )
+
+
+class Recipe(_Part):
+    """One build, from a Hugging Face checkpoint to a Triton repository."""
+
+    model: Path = Field(
+        strict=False,
+        description="Directory of the Hugging Face checkpoint; relative to the recipe's file.",
+    )
+    dtype: Literal["float32", "float16", "bfloat16"] | None = Field(
+        default=None, description="Type of unquantized weights; none: the checkpoint's own."
+    )
+    quantization: QuantizationRecipe = Field(
+        default=QuantizationRecipe(), description="How weights and KV cache are stored."
+    )
+    mapping: MappingRecipe = Field(
+        default=MappingRecipe(), description="How the model is split over ranks."
+    )
+    target: CpuTarget = Field(default=CpuTarget(), description="What the engine runs on.")
+    build: BuildRecipe = Field(
+        default=BuildRecipe(), description="Limits compiled into the engine."
+    )
+    serve: ServeRecipe = Field(
+        default=ServeRecipe(), description="What the Triton repository is told."
+    )
