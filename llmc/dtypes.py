@@ -4,10 +4,12 @@ Names are those of TensorRT-LLM's config.json ("float16", "bfloat16", …). nump
 float8; ml_dtypes supplies them, on numpy 1.26 and 2.
 """
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
-NUMPY_DTYPES: dict[str, np.dtype] = {
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -21,7 +23,7 @@ NUMPY_DTYPES: dict[str, np.dtype] = {
     "bool": np.dtype(np.bool_),
 }
 
-# Source: safetensors format specification (README of huggingface/safetensors), "dtype" of a header entry.
+# Source: README of huggingface/safetensors, "dtype" of a header entry.
 SAFETENSORS_NAMES: dict[str, str] = {
     "F32": "float32",
     "F16": "float16",
@@ -41,13 +43,13 @@ WEIGHT_DTYPES = ("float32", "float16", "bfloat16")
 """What a checkpoint's unquantized tensors may be."""
 
 
-def numpy_dtype(name: str) -> np.dtype:
+def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return numpy's dtype of `name`; asserts that the name is one of ours."""
     assert name in NUMPY_DTYPES, name
     return NUMPY_DTYPES[name]
 
 
-def dtype_name(dtype: np.dtype) -> str:
+def dtype_name(dtype: np.dtype[Any]) -> str:
     """Return our name of a numpy dtype."""
     for name, known in NUMPY_DTYPES.items():
         if known == dtype:
