@@ -1,8 +1,8 @@
 """The recipe: every setting of a build, with its default and what it means.
 
 A default is written here and nowhere else. Names are TensorRT-LLM's where it has them. Whether a
-value is available here and now (a quantization format, a split of this model) is not a matter of the
-schema: the pipeline asks that before it works, and lists every reason at once.
+value is available here and now (a quantization format, a split of this model) is not a matter of
+the schema: the pipeline asks that before it works, and lists every reason at once.
 """
 
 from pathlib import Path
