@@ -6,21 +6,65 @@ stage, the last stage hands the logits back to rank 0, which samples.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from llmc.checkpoint import CheckpointConfig
+from llmc.checkpoint import CheckpointConfig, unsplittable
 from llmc.errors import UnsupportedError
 from llmc.mapping import Mapping
 from llmc.plugins import graph
 from llmc.plugins.graph import Attr, Network, OpCall
 
 
+_NEUTRAL_SETTINGS: dict[str, Any] = {
+    "fc_after_embed": False,
+    "layer_idx_offset": 0,
+    "residual_mlp": False,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+}
+"""Settings of TensorRT-LLM's LLaMAConfig that add or drop ops, at the value this network has.
+
+Source: NVIDIA/TensorRT-LLM 0.17 tensorrt_llm/models/llama/{config,model}.py.
+"""
+
+
 def build_network(config: CheckpointConfig, rank: int) -> Network:
     """Write the program of `rank`.
 
-    Raises: UnsupportedError for a mapping the model cannot be split by, or for a gate and an up
-    projection of which only one is quantized (they are one linear here).
+    Raises: UnsupportedError with the reasons of `unsupported`.
     """
+    reasons = unsupported(config)
+    if reasons:
+        raise UnsupportedError("no network can be written for this checkpoint", reasons)
     return _Writer(config=config, mapping=config.mapping.at(rank)).write()
+
+
+def unsupported(config: CheckpointConfig) -> list[str]:
+    """Return every reason why no network can be written; positions are for `plugins.rope` to judge."""
+    arch = config.arch
+    reasons = unsplittable(config)
+    if config.mapping.cp_size > 1:
+        reasons.append(f"mapping.cp_size: {config.mapping.cp_size}, expected 1")
+    for name, wanted in (("position_embedding_type", "rope_gpt_neox"), ("hidden_act", "silu")):
+        found = getattr(arch, name)
+        if found != wanted:
+            reasons.append(f"{name}: {found!r}, expected {wanted!r}")
+    for name, neutral in _NEUTRAL_SETTINGS.items():
+        found = arch.family_settings.get(name, neutral)
+        if found != neutral:
+            reasons.append(f"{name}: {found!r}, expected {neutral!r}")
+    experts = (arch.family_settings.get("moe") or {}).get("num_experts", 0)
+    if experts:
+        reasons.append(f"moe.num_experts: {experts}, expected 0")
+    for layer in range(arch.num_hidden_layers):
+        prefix = f"transformer.layers.{layer}.mlp"
+        quantizes = config.quantization.quantizes
+        if quantizes(f"{prefix}.fc") != quantizes(f"{prefix}.gate"):
+            reasons.append(
+                f"quantization.exclude_modules: of {prefix}.fc and {prefix}.gate one only,"
+                " expected both or neither (they are one linear)"
+            )
+    return reasons
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +77,6 @@ class _Writer:
 
     def write(self) -> Network:
         mapping, arch = self.mapping, self.config.arch
-        self._check_split()
         first = mapping.is_first_stage
         if first:
             hidden = self.embedding("token_ids")
@@ -105,6 +148,7 @@ class _Writer:
             "rotary_base": float(arch.rotary_base),
             "rotary_scaling": arch.rotary_scaling,
             "max_position_embeddings": arch.max_position_embeddings,
+            "sliding_window": arch.sliding_window,
             "scale": arch.head_size**-0.5,
         }
         context = self._call("attention", module, (qkv,), attrs)
@@ -160,7 +204,7 @@ class _Writer:
         attrs: dict[str, Attr] = {
             "in_features": in_features,
             "out_features": out_features,
-            "quant": self._quant(modules),
+            "quant": self._quant(modules[0]),
         }
         weights = {"weight": tuple(f"{module}.weight" for module in modules)}
         if bias:
@@ -235,14 +279,13 @@ class _Writer:
             return "logits"
         return "lm_head" if self.mapping.tp_size == 1 else "lm_head.allgather"
 
-    def _quant(self, modules: tuple[str, ...]) -> str:
+    def _quant(self, module: str) -> str:
+        """Return the quant attribute of `module`, whose layer number counts inside the stage.
+
+        Patterns of exclude_modules are matched against these names too, as TensorRT-LLM does.
+        """
         quantization = self.config.quantization
-        quantized = {quantization.quantizes(module) for module in modules}
-        if len(quantized) > 1:
-            raise UnsupportedError(
-                f"exclude_modules: splits {' from '.join(modules)}, expected both or neither"
-            )
-        return str(quantization.quant_algo) if quantized.pop() else "none"
+        return str(quantization.quant_algo) if quantization.quantizes(module) else "none"
 
     def _group(self) -> tuple[int, ...]:
         first = self.mapping.pp_rank * self.mapping.tp_size
@@ -250,22 +293,3 @@ class _Writer:
 
     def _peer(self, stages: int) -> int:
         return self.mapping.rank + stages * self.mapping.tp_size
-
-    def _check_split(self) -> None:
-        arch, tp = self.config.arch, self.mapping.tp_size
-        heads, kv_heads = arch.num_attention_heads, arch.num_key_value_heads
-        reasons = []
-        if heads % tp:
-            reasons.append(f"num_attention_heads: {heads}, not divisible by tp_size {tp}")
-        if kv_heads % tp and tp % kv_heads:
-            reasons.append(
-                f"num_key_value_heads: {kv_heads}, neither divides nor is divided by tp_size {tp}"
-            )
-        if arch.intermediate_size % tp:
-            reasons.append(
-                f"intermediate_size: {arch.intermediate_size}, not divisible by tp_size {tp}"
-            )
-        if self.mapping.cp_size > 1:
-            reasons.append(f"cp_size: {self.mapping.cp_size}, expected 1")
-        if reasons:
-            raise UnsupportedError(f"the network cannot be split tp={tp}", reasons)

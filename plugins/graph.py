@@ -40,9 +40,9 @@ class WeightRole:
 class OpSpec:
     """What a plugin promises. `inputs` and `outputs` map a role to a symbolic shape, in call order.
 
-    `reads_batch` names the fields of the step's batch the op needs beside its inputs;
-    `communicates` marks an op that finishes only when its peers run theirs, which cuts a program
-    into segments.
+    `reads_batch` names the fields of the step's batch the op needs beside its inputs; `uses_kv_cache`
+    says that it reads and writes its layer's pages of the KV pool; `communicates` marks an op that
+    finishes only when its peers run theirs, which cuts a program into segments.
     """
 
     name: str
@@ -51,6 +51,7 @@ class OpSpec:
     attributes: dict[str, Attribute] = field(default_factory=dict)
     weights: dict[str, WeightRole] = field(default_factory=dict)
     reads_batch: tuple[str, ...] = ()
+    uses_kv_cache: bool = False
     communicates: bool = False
 
 

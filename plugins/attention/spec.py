@@ -29,7 +29,11 @@ SPEC = OpSpec(
         "max_position_embeddings": Attribute(
             types=(int,), meaning="the model's, which scalings refer to"
         ),
+        "sliding_window": Attribute(
+            types=(int, type(None)), meaning="most recent positions a token sees, itself included"
+        ),
         "scale": Attribute(types=(float,), meaning="factor of q @ k before the softmax"),
     },
+    uses_kv_cache=True,
     reads_batch=("positions", "query_start", "context_lens", "block_tables"),
 )
