@@ -57,7 +57,7 @@ $(VENV)/.installed: $(VENV)/.dependencies $(NATIVE)
 $(VENV)/.dependencies: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "error: no python3 of version 3.11 or newer" >&2; exit 5; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --constraint constraints.txt pip setuptools wheel
+	$(PIP) install --quiet --constraint constraints.txt setuptools wheel
 	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
 	touch $@
 
