@@ -1,4 +1,4 @@
-"""The ragged batch of one step: plain int32 arrays, the only thing that crosses from scheduler to engine."""
+"""The ragged batch of one step: int32 arrays, all that crosses from scheduler to engine."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ Int32Array = npt.NDArray[np.int32]
 class Batch:
     """T new tokens of S sequences; L of the tokens want logits.
 
-    Sequence s owns the tokens `query_start[s]:query_start[s + 1]`, at consecutive positions ending at
-    `context_lens[s] - 1`. The KV of its position p lives in block `block_tables[s, p // tokens_per_block]`,
-    slot `p % tokens_per_block`; entries past the last used block are unspecified but valid block numbers.
-    A block shared by several sequences is full and only read. Arrays are C-contiguous and may be
-    reused by the caller once `Engine.forward` has returned.
+    Sequence s owns the tokens `query_start[s]:query_start[s + 1]`, at consecutive positions that
+    end at `context_lens[s] - 1`. The KV of its position p lives in slot `p % tokens_per_block` of
+    block `block_tables[s, p // tokens_per_block]`; entries past the last used block are unspecified
+    but valid block numbers. A block shared by several sequences is full and only read. Arrays are
+    C-contiguous and may be reused by the caller once `Engine.forward` has returned.
     """
 
     token_ids: Int32Array

@@ -1,4 +1,4 @@
-"""What the executor needs of an engine, and the one place that finds the engine of a directory's target."""
+"""What the executor needs of an engine, and the one place that finds the engine of a directory."""
 
 import json
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class KvCacheConfig:
 
 
 class Engine(Protocol):
-    """A loaded model: weights, KV pool and the kernels to step them. Used by one thread at a time."""
+    """A loaded model: weights, KV pool and kernels to step them. Used by one thread at a time."""
 
     @property
     def limits(self) -> EngineLimits: ...
@@ -52,8 +52,8 @@ class Engine(Protocol):
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Run one step and return logits [L, vocab_size] of `batch.logits_rows`, in their order.
 
-        Writes the new tokens' keys and values into the KV pool. The array is the engine's own: valid
-        until the next call, not to be modified.
+        Writes the new tokens' keys and values into the KV pool. The array is the engine's own:
+        valid until the next call, not to be modified.
         """
         ...
 
@@ -63,7 +63,10 @@ class Engine(Protocol):
 
 
 def read_engine_config(engine_dir: Path) -> dict[str, Any]:
-    """Return `engine_dir`/config.json. Raises: CheckpointError when it is missing or not a JSON object."""
+    """Return `engine_dir`/config.json.
+
+    Raises: CheckpointError when it is missing or not a JSON object.
+    """
     path = engine_dir / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -95,8 +98,8 @@ def engine_target(engine_dir: Path) -> str:
 def load_engine(engine_dir: Path, *, rank: int = 0, kv: KvCacheConfig) -> Engine:
     """Load rank `rank` of an engine directory with the runtime of the target it was built for.
 
-    Raises: CheckpointError for a broken directory, UnsupportedError for an unknown target or a machine
-    that cannot run it.
+    Raises: CheckpointError for a broken directory, UnsupportedError for an unknown target or a
+    machine that cannot run it.
     """
     module = load(
         TARGETS, engine_target(engine_dir), package="llmc.runtime.engines", kind="target"

@@ -1,4 +1,4 @@
-"""What a client asks of the executor and what it gets back; knows nothing of blocks, batches or threads."""
+"""What a client asks of the executor and gets back; knows nothing of blocks, batches or threads."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,19 +11,20 @@ DEFAULT_SEED = 0
 Source: NVIDIA/TensorRT-LLM cpp/tensorrt_llm/layers/defaultDecodingParams.h, `getSeed`.
 """
 DEFAULT_PRIORITY = 0.5
-"""Source: NVIDIA/TensorRT-LLM cpp/include/tensorrt_llm/executor/types.h, `Request::kDefaultPriority`."""
+"""Source: NVIDIA/TensorRT-LLM cpp/include/tensorrt_llm/executor, `Request::kDefaultPriority`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen.
 
-    Greedy when `temperature` is 0, when `top_k` is 1, and (as in TensorRT-LLM) when nothing asks for
-    sampling: `top_k` None with neither `top_p` nor `min_p`. `top_k` 0 takes the whole vocabulary;
-    `top_p` None or 0 is off, `min_p` 0 is off. The penalties count prompt and output tokens alike.
+    Greedy when `temperature` is 0, when `top_k` is 1, and (as in TensorRT-LLM) when nothing asks
+    for sampling: `top_k` None with neither `top_p` nor `min_p`. An explicit `top_k` of 0 takes the
+    whole vocabulary; `top_p` None or 0 is off, `min_p` 0 is off. Penalties count the tokens of
+    prompt and output alike.
 
-    Source: defaults of NVIDIA/TensorRT-LLM cpp/tensorrt_llm/layers/defaultDecodingParams.h; top_k and
-    top_p of 0 as in layers/topKSamplingLayer.cu, `setupTopKRuntimeArgs`.
+    Source: defaults of NVIDIA/TensorRT-LLM cpp/tensorrt_llm/layers/defaultDecodingParams.h; a top_p
+    of 0 as in layers/topKSamplingLayer.cu, `setupTopKRuntimeArgs`.
     """
 
     temperature: float = 1.0
@@ -53,10 +54,10 @@ class SamplingParams:
 class Request:
     """One prompt to continue by at most `max_tokens` tokens.
 
-    `end_ids` end the output and are not part of it. `stop` are strings matched on the generated text,
-    which is cut before them. `bad_words` are token sequences that must not appear. `priority` is 0..1,
-    higher first. With `streaming` there is a response per token, else one at the end. `exclude_input`
-    False puts the prompt in front of the first response's tokens and text.
+    `end_ids` end the output and are not part of it. `stop` are strings matched on the generated
+    text, which is cut before them. `bad_words` are token sequences that must not appear. `priority`
+    is 0..1, higher first. With `streaming` there is a response per token, else one at the end.
+    `exclude_input` False puts the prompt in front of the first response's tokens and text.
     """
 
     prompt_ids: tuple[int, ...]
@@ -75,11 +76,11 @@ class Request:
 class Response:
     """What is new since the request's previous response.
 
-    `text` never ends in half a character and never contains a stop string; text that may be the
-    beginning of one is held back, so `text` may lag behind `token_ids`. `log_probs` has one entry per
-    output token of this response (None unless asked for) and `cum_log_prob` sums all so far.
-    `num_output_tokens` counts all output tokens so far. The last response has a `finish_reason` or an
-    `error`, never both.
+    `text` never ends in half a character and never contains a stop string; what may be the
+    beginning of one is held back, so `text` may lag behind `token_ids`. `log_probs` has one entry
+    per output token of this response (None unless asked for) and `cum_log_prob` sums all so far.
+    `num_output_tokens` counts all output tokens so far. The last response has a `finish_reason` or
+    an `error`, never both.
     """
 
     request_id: int
