@@ -1,4 +1,4 @@
-"""`llmc inspect`: what a directory holds, read from headers and manifests; weights only to digest them."""
+"""`llmc inspect`: what a directory holds, from headers and manifests; weights are only digested."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ def inspect(
         Path,
         typer.Argument(
             metavar="ARTIFACT",
-            help="A Hugging Face directory, checkpoint, engine, Triton repository or `llmc build` output.",
+            help="A Hugging Face directory, or anything `llmc build` wrote.",
         ),
     ],
     verify: Annotated[
@@ -64,7 +64,9 @@ def describe(directory: Path, *, verify: bool) -> dict[str, Any]:
         manifest = artifacts.read_manifest(directory)
         described["manifest"] = manifest.model_dump(exclude={"files", "schema_version", "stage"})
         if verify:
-            described["damage"] = [f"{directory}/{d}" for d in artifacts.verify(directory, manifest)]
+            described["damage"] = [
+                f"{directory}/{d}" for d in artifacts.verify(directory, manifest)
+            ]
     known = manifest.files if manifest is not None else {}
     files = [
         {

@@ -1,0 +1,209 @@
+"""`llmc build`: flags and recipe in, the three artifacts of a build out."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from llmc.recipes.schema import Recipe
+    from llmc.stages import StageResult
+
+FLAGS: dict[str, str] = {
+    "--model": "model",
+    "--dtype": "dtype",
+    "--quant": "quantization.algo",
+    "--kv-cache": "quantization.kv_cache",
+    "--tp": "mapping.tp",
+    "--pp": "mapping.pp",
+    "--moe-tp": "mapping.moe_tp",
+    "--moe-ep": "mapping.moe_ep",
+    "--target": "target.kind",
+}
+"""Named flag → the recipe field it sets; every other field is set with --set."""
+
+
+class Until(StrEnum):
+    """The stages, in order."""
+
+    checkpoint = "checkpoint"
+    engine = "engine"
+    repo = "repo"
+
+
+def build(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_OR_RECIPE",
+            help="Hugging Face directory, recipe.yaml or preset: cpu-w8a16, cpu-bf16, cpu-fp32.",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="OUT", help="Directory of the artifacts.")
+    ],
+    until: Annotated[Until, typer.Option(help="Stop after this stage.")] = Until.repo,
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Hugging Face directory, for a recipe.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Type of unquantized weights: float32, float16, bfloat16.")
+    ] = None,
+    quant: Annotated[
+        str | None, typer.Option(metavar="ALGO", help="Quantization of the weights: W8A16.")
+    ] = None,
+    kv_cache: Annotated[
+        str | None, typer.Option(metavar="ALGO", help="Quantization of the KV cache.")
+    ] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor parallel size.")] = None,
+    pp: Annotated[int | None, typer.Option(help="Pipeline parallel size.")] = None,
+    moe_tp: Annotated[int | None, typer.Option(help="Tensor parallel size of experts.")] = None,
+    moe_ep: Annotated[int | None, typer.Option(help="Expert parallel size.")] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="KIND", help="What the engine runs on: cpu.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Set any recipe field; repeatable."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Rank files written at once; default: all cores.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run every stage, even when nothing has changed.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Convert, quantize and compile a model; emit its Triton repository.
+
+    Writes OUT/checkpoint, OUT/engine, OUT/model_repo and OUT/recipe.yaml. A stage whose inputs,
+    recipe and tools have not changed is reused ("cached"). A flag wins over --set, --set over the
+    recipe.
+
+    Examples:
+
+    llmc build ./smollm2 -o out --quant W8A16
+
+    llmc build cpu-w8a16 --model ./smollm2 -o out --set build.max_batch_size=16
+
+    llmc build recipe.yaml -o out --until checkpoint --tp 3
+    """
+    from llmc.cli.render import format_bytes, print_json
+
+    values: dict[str, Any] = {
+        "--model": None if model is None else str(model),
+        "--dtype": dtype,
+        "--quant": quant,
+        "--kv-cache": kv_cache,
+        "--tp": tp,
+        "--pp": pp,
+        "--moe-tp": moe_tp,
+        "--moe-ep": moe_ep,
+        "--target": target,
+    }
+    recipe = read_source(source, settings or [], values)
+    results = run(recipe, output, until=until, workers=workers, force=force, quiet=as_json)
+    if as_json:
+        print_json({"output": str(output), "stages": [_as_data(result) for result in results]})
+        return
+    for result in results:
+        size = format_bytes(result.manifest.num_bytes)
+        state = "cached" if result.cached else f"{result.seconds:.1f} s"
+        typer.echo(f"{result.manifest.stage:<11} {result.directory}  {size}  {state}")
+
+
+def read_source(source: str, settings: list[str], values: dict[str, Any]) -> "Recipe":
+    """Turn the argument, `--set` texts and named flags into a recipe.
+
+    Raises: RecipeError when the argument is no directory, recipe or preset, or anything is invalid.
+    """
+    from llmc.errors import RecipeError
+    from llmc.recipes import PRESETS
+    from llmc.recipes.loader import Override, flag_overrides, load_recipe, parse_set, preset_path
+
+    overrides: list[Override] = []
+    path: Path | None = None
+    if Path(source).is_dir():
+        overrides.append(Override(path=("model",), value=source, source=source))
+    elif Path(source).is_file():
+        path = Path(source)
+        if path.suffix not in (".yaml", ".yml"):
+            hint = "turn GGUF into a directory with `llmc import-gguf`"
+            raise RecipeError(f"{source}: not a recipe, expected .yaml or .yml", hint=hint)
+    elif source in PRESETS:
+        path = preset_path(source)
+    else:
+        raise RecipeError(
+            f"{source}: no such directory or recipe file, and not a preset ({', '.join(PRESETS)})",
+            hint="a hub id is not downloaded: download the model and give its directory",
+        )
+    overrides += [parse_set(text) for text in settings]
+    return load_recipe(path, overrides + flag_overrides(FLAGS, values))
+
+
+def run(
+    recipe: "Recipe",
+    output: Path,
+    *,
+    until: Until,
+    workers: int | None,
+    force: bool,
+    quiet: bool,
+) -> "list[StageResult]":
+    """Run the stages up to `until` and write OUT/recipe.yaml; return what each made or reused."""
+    import os
+
+    from llmc import __version__
+    from llmc.builders import pipeline
+    from llmc.cli.render import ConsoleProgress
+    from llmc.log import NullProgress, Progress
+    from llmc.recipes.loader import dump_recipe
+    from llmc.stages import exclusive
+
+    results: list[StageResult] = []
+    with exclusive(output), ConsoleProgress() as bar:
+        progress: Progress = NullProgress() if quiet else bar
+        pipeline.build(
+            recipe,
+            output,
+            until="checkpoint" if until is Until.checkpoint else "engine",
+            progress=progress,
+            report=results.append,
+            workers=workers or os.cpu_count() or 1,
+            force=force,
+        )
+        if until is Until.repo:
+            results.append(_emit(recipe, output, engine=results[-1], force=force))
+        resolved = dump_recipe(recipe, f"what `llmc build` {__version__} built here")
+        (output / "recipe.yaml").write_text(resolved, encoding="utf-8")
+    return results
+
+
+def _emit(recipe: "Recipe", output: Path, *, engine: "StageResult", force: bool) -> "StageResult":
+    from llmc.model_repo.emit import emit_repository
+    from llmc.model_repo.options import RepositoryOptions
+    from llmc.stages import run_stage, tool_version
+
+    options = RepositoryOptions(**recipe.serve.model_dump())
+    return run_stage(
+        output / "model_repo",
+        lambda staging: emit_repository(engine.directory, staging, options),
+        stage="model_repo",
+        inputs={"engine": engine.manifest.content_digest},
+        recipe=recipe.serve.model_dump(mode="json"),
+        tools={"llmc": tool_version("model_repo")},
+        force=force,
+    )
+
+
+def _as_data(result: "StageResult") -> dict[str, Any]:
+    return {
+        "stage": result.manifest.stage,
+        "directory": str(result.directory),
+        "cached": result.cached,
+        "seconds": round(result.seconds, 3),
+        "size_bytes": result.manifest.num_bytes,
+        "key": result.manifest.key,
+        "files": sorted(result.manifest.files),
+    }
