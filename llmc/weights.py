@@ -124,8 +124,8 @@ class SafetensorsWriter:
         self, path: Path, infos: Sequence[TensorInfo], metadata: dict[str, str] | None = None
     ) -> None:
         self.path = path
-        self._infos = {info.name: info for info in infos}
-        assert len(self._infos) == len(infos), "duplicate tensor names"
+        self.infos = {info.name: info for info in infos}
+        assert len(self.infos) == len(infos), "duplicate tensor names"
         header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
         self._offsets: dict[str, int] = {}
         end = 0
@@ -149,18 +149,18 @@ class SafetensorsWriter:
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         """Write the whole tensor `name`."""
-        assert array.shape == self._infos[name].shape, (name, array.shape, self._infos[name].shape)
+        assert array.shape == self.infos[name].shape, (name, array.shape, self.infos[name].shape)
         self._put(name, 0, array)
 
     def write_rows(self, name: str, start: int, rows: npt.NDArray[Any]) -> None:
         """Write `rows` of tensor `name` beginning at row `start`; no row may be written twice."""
-        shape = self._infos[name].shape
+        shape = self.infos[name].shape
         assert rows.shape[1:] == shape[1:] and start + rows.shape[0] <= shape[0], (name, rows.shape)
-        row_bytes = prod(shape[1:]) * numpy_dtype(self._infos[name].dtype).itemsize
+        row_bytes = prod(shape[1:]) * numpy_dtype(self.infos[name].dtype).itemsize
         self._put(name, start * row_bytes, rows)
 
     def _put(self, name: str, offset: int, array: npt.NDArray[Any]) -> None:
-        assert dtype_name(array.dtype) == self._infos[name].dtype, (name, array.dtype)
+        assert dtype_name(array.dtype) == self.infos[name].dtype, (name, array.dtype)
         view = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         self._missing_bytes[name] -= len(view)
         assert self._missing_bytes[name] >= 0, f"{name}: more bytes than its shape holds"

@@ -6,7 +6,15 @@ into them, `directory` an existing checkpoint on disk. Nothing here knows of Hug
 
 from llmc.checkpoint.config import CheckpointConfig, Quantization
 from llmc.checkpoint.directory import Checkpoint
-from llmc.checkpoint.schema import Segment, TensorSpec, tensor_schema, tensor_specs, unsplittable
+from llmc.checkpoint.schema import (
+    Segment,
+    TensorSpec,
+    file_mapping,
+    tensor_schema,
+    tensor_specs,
+    unsplittable,
+    valid_tp_sizes,
+)
 
 __all__ = [
     "Checkpoint",
@@ -14,7 +22,9 @@ __all__ = [
     "Quantization",
     "Segment",
     "TensorSpec",
+    "file_mapping",
     "tensor_schema",
     "tensor_specs",
     "unsplittable",
+    "valid_tp_sizes",
 ]

@@ -217,9 +217,7 @@ def _layer_specs(config: CheckpointConfig, layer: int) -> Iterator[TensorSpec]:
     yield from column_parallel("attention.qkv", query, key_value, key_value, bias=arch.attn_bias)
     yield from row_parallel("attention.dense", query, bias=arch.attn_bias)
     if config.quantization.kv_cache_quant_algo is not None:
-        yield TensorSpec(
-            name=f"{prefix}attention.kv_cache_scaling_factor", shape=(1,), layer=layer
-        )
+        yield TensorSpec(name=f"{prefix}attention.kv_cache_scaling_factor", shape=(1,), layer=layer)
     yield norm("post_layernorm")
     yield from column_parallel("mlp.fc", inner, bias=arch.mlp_bias)
     yield from column_parallel("mlp.gate", inner, bias=arch.mlp_bias)

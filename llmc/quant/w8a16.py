@@ -46,9 +46,7 @@ def quantize(
     return values, scale.astype(numpy_dtype(dtype)).astype(np.float32)
 
 
-def dequantize(
-    values: npt.NDArray[Any], scale: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float32]:
+def dequantize(values: npt.NDArray[Any], scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return values [out, in] times scale [out] as float32 [out, in]."""
     product: npt.NDArray[np.float32] = values.astype(np.float32)
     product *= scale[:, None]

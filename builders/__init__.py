@@ -1,0 +1,13 @@
+"""From a Hugging Face checkpoint to a TensorRT-LLM checkpoint, and from there to an engine.
+
+| part | owns |
+|---|---|
+| hf | reading and checking what Hugging Face wrote |
+| families | which architecture's tensors become which of ours |
+| convert | writing the checkpoint |
+| network | the checkpoint's config as a graph of plugins |
+| targets | turning network and weights into an engine |
+| pipeline | the stages in order, each written once and reused |
+"""
+
+__all__: list[str] = []

@@ -1,0 +1,164 @@
+"""Everything that can be known to be wrong with a Hugging Face model before a weight is converted.
+
+The config is read to its last key, the files are checked against their headers, and every tensor is
+accounted for: present, of the right shape, and used. Values are looked at while converting, except
+where two tensors must be equal.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from llmc.arch import ModelArch
+from llmc.builders.families import FAMILIES
+from llmc.builders.families.family import Family, load_family
+from llmc.builders.hf.config import HfConfig, read_json
+from llmc.builders.hf.reader import HfWeights
+from llmc.checkpoint import CheckpointConfig, TensorSpec, tensor_specs
+from llmc.dtypes import WEIGHT_DTYPES
+from llmc.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+_COMPARE_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfModel:
+    """A model that was looked at. `sources`: name of a checkpoint tensor → Hugging Face tensors."""
+
+    config: HfConfig
+    arch: ModelArch
+    weights: HfWeights
+    sources: dict[str, tuple[str, ...]]
+    dtype: str
+
+
+def examine(model_dir: Path) -> tuple[HfModel | None, list[str]]:
+    """Look at the model in `model_dir`; return it and every reason it cannot be converted.
+
+    The model is None when config.json does not say enough to look further. The caller closes
+    `model.weights`.
+    """
+    weights = HfWeights.open(model_dir)
+    config, family, arch, reasons = None, None, None, []
+    try:
+        config = HfConfig.open(model_dir)
+        family = _find_family(config)
+        if family is not None:
+            arch = family.read_arch(config)
+    except CheckpointError as error:
+        reasons.append(error.message)
+    if config is None or family is None or arch is None:
+        weights.close()
+        return None, (config.reasons if config else []) + reasons + weights.reasons
+    config.question_unread()
+    dtype = config.dtype or _first_dtype(weights)
+    sources, unaccounted = _account(family, arch, weights)
+    model = HfModel(config=config, arch=arch, weights=weights, sources=sources, dtype=dtype)
+    generation = _generation_reasons(model_dir, arch)
+    return model, [*config.reasons, *weights.reasons, *unaccounted, *generation]
+
+
+def _find_family(config: HfConfig) -> Family | None:
+    architecture = config.architecture
+    if architecture is None:
+        return None
+    if architecture in FAMILIES:
+        if config.has_remote_code:
+            log.info("%s: auto_map: not imported; %s is known here", config.path, architecture)
+        return load_family(architecture)
+    wanted = f"one of {', '.join(sorted(FAMILIES))}"
+    if config.has_remote_code:
+        wanted += "; the code it brings along (auto_map) is never imported"
+    config.refuse("architectures", architecture, wanted)
+    return None
+
+
+def _account(
+    family: Family, arch: ModelArch, weights: HfWeights
+) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Match the checkpoint's tensors with Hugging Face's; return sources and what does not fit."""
+    whole = CheckpointConfig(arch=arch, dtype=WEIGHT_DTYPES[0])
+    specs = {spec.name: spec for spec in tensor_specs(whole, 0)}
+    sources = {name: family.sources(spec) for name, spec in specs.items()}
+    reasons: list[str] = []
+    output, embedding = family.tied
+    if sources[output][0] not in weights.infos:
+        if arch.tie_word_embeddings:
+            sources[output] = sources[embedding]
+    elif arch.tie_word_embeddings:
+        reasons += _tie_reasons(weights, sources[output][0], sources[embedding][0])
+    for name, spec in specs.items():
+        if name == output and sources[output] == sources[embedding]:
+            continue
+        reasons += _source_reasons(spec, sources[name], weights, untied=name == output)
+    used = {source for names in sources.values() for source in names}
+    for name in weights.infos:
+        if name not in used and not family.is_harmless(name):
+            reasons.append(f"{weights.path(name)}: {name}: not a tensor of {arch.architecture}")
+    return sources, reasons
+
+
+def _source_reasons(
+    spec: TensorSpec, sources: tuple[str, ...], weights: HfWeights, *, untied: bool
+) -> Iterator[str]:
+    lengths = [spec.shape[0]] if len(sources) == 1 else [part.length for part in spec.segments]
+    assert len(lengths) == len(sources), spec.name
+    for source, length in zip(sources, lengths, strict=True):
+        info, shape = weights.infos.get(source), (length, *spec.shape[1:])
+        if info is None:
+            why = " (tie_word_embeddings is not set, so the model needs its own)" if untied else ""
+            if not weights.reasons:  # a shard that could not be read may well hold it
+                yield f"{weights.directory}: {source}: missing{why}"
+        elif info.shape != shape:
+            yield f"{weights.path(source)}: {source}: shape {info.shape}, expected {shape}"
+        elif info.dtype not in WEIGHT_DTYPES:
+            wanted = ", ".join(WEIGHT_DTYPES)
+            yield f"{weights.path(source)}: {source}: dtype {info.dtype}, expected one of {wanted}"
+
+
+def _tie_reasons(weights: HfWeights, output: str, embedding: str) -> list[str]:
+    """Compare an output tensor that config.json calls tied with the embedding, streaming."""
+    ours, other = weights.infos[output], weights.infos.get(embedding)
+    if other is None or ours.shape != other.shape or not ours.shape:
+        return []  # reported where shapes are checked
+    step = max(1, _COMPARE_BYTES // max(1, 4 * prod(ours.shape[1:])))
+    for start in range(0, ours.shape[0], step):
+        stop = min(start + step, ours.shape[0])
+        left = weights.read_rows(output, start, stop).astype(np.float32)
+        right = weights.read_rows(embedding, start, stop).astype(np.float32)
+        if not np.array_equal(left, right, equal_nan=True):
+            return [
+                f"{weights.path(output)}: {output}: differs from {embedding},"
+                " expected equal because config.json has tie_word_embeddings"
+            ]
+    return []
+
+
+def _generation_reasons(model_dir: Path, arch: ModelArch) -> Iterator[str]:
+    path = model_dir / "generation_config.json"
+    if not path.exists():
+        return
+    try:
+        data = read_json(path)
+    except CheckpointError as error:
+        yield error.message
+        return
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = data.get(key)
+        for token in value if isinstance(value, list) else [value]:
+            if token is not None and (type(token) is not int or not 0 <= token < arch.vocab_size):
+                yield f"{path}: {key}: {token!r}, expected a token id below {arch.vocab_size}"
+
+
+def _first_dtype(weights: HfWeights) -> str:
+    """Return the first weight's dtype: what a config.json without one was saved in."""
+    for info in weights.infos.values():
+        if info.dtype in WEIGHT_DTYPES:
+            return info.dtype
+    return WEIGHT_DTYPES[0]
