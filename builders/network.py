@@ -40,7 +40,7 @@ def build_network(config: CheckpointConfig, rank: int) -> Network:
 
 
 def unsupported(config: CheckpointConfig) -> list[str]:
-    """Return every reason why no network can be written; positions are for `plugins.rope` to judge."""
+    """Return every reason why no network can be written; plugins.rope judges the positions."""
     arch = config.arch
     reasons = unsplittable(config)
     if config.mapping.cp_size > 1:
@@ -280,10 +280,6 @@ class _Writer:
         return "lm_head" if self.mapping.tp_size == 1 else "lm_head.allgather"
 
     def _quant(self, module: str) -> str:
-        """Return the quant attribute of `module`, whose layer number counts inside the stage.
-
-        Patterns of exclude_modules are matched against these names too, as TensorRT-LLM does.
-        """
         quantization = self.config.quantization
         return str(quantization.quant_algo) if quantization.quantizes(module) else "none"
 

@@ -40,8 +40,8 @@ class WeightRole:
 class OpSpec:
     """What a plugin promises. `inputs` and `outputs` map a role to a symbolic shape, in call order.
 
-    `reads_batch` names the fields of the step's batch the op needs beside its inputs; `uses_kv_cache`
-    says that it reads and writes its layer's pages of the KV pool; `communicates` marks an op that
+    `reads_batch` names the fields of the step's batch the op needs beside its inputs.
+    `uses_kv_cache`: it reads and writes its layer's pages of the KV pool. `communicates`: it
     finishes only when its peers run theirs, which cuts a program into segments.
     """
 

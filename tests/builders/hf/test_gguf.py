@@ -6,6 +6,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -49,7 +50,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def model(tokenizer: Tokenizer) -> LlamaForCausalLM:
+def model(tokenizer: Tokenizer) -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=32,
@@ -61,16 +62,17 @@ def model(tokenizer: Tokenizer) -> LlamaForCausalLM:
         max_position_embeddings=128,
         rope_parameters={"rope_type": "default", "rope_theta": 1234.5},
     )
-    return LlamaForCausalLM(config).eval()
+    made: Any = LlamaForCausalLM(config)
+    return made.eval()
 
 
-def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
+def permuted(weight: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
     """llama.cpp's order of q and k rows. Source: convert_hf_to_gguf.py, LlamaModel.permute."""
     rows = weight.reshape(heads, 2, weight.shape[0] // heads // 2, weight.shape[1])
     return rows.swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path: Path, model: LlamaForCausalLM, tokenizer: Tokenizer, **changes: Any) -> Path:
+def write_gguf(path: Path, model: Any, tokenizer: Tokenizer, **changes: Any) -> Path:
     """`changes`: arch, pre, quantize (a GGML type), drop (tensor), extra (tensor)."""
     writer = gguf.GGUFWriter(path, changes.get("arch", "llama"))
     config = model.config
@@ -109,7 +111,7 @@ def write_gguf(path: Path, model: LlamaForCausalLM, tokenizer: Tokenizer, **chan
     return path
 
 
-def gguf_tensors(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
+def gguf_tensors(model: Any) -> dict[str, npt.NDArray[Any]]:
     heads = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
     out = {}
     for name, value in model.state_dict().items():
@@ -130,7 +132,7 @@ def do_import(file: Path, output: Path, dtype: str = "float32") -> bool:
 
 
 def test_weights_and_config_come_back_equal(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: Tokenizer
+    tmp_path: Path, model: Any, tokenizer: Tokenizer
 ) -> None:
     assert do_import(write_gguf(tmp_path / "m.gguf", model, tokenizer), tmp_path / "hf")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
@@ -142,9 +144,7 @@ def test_weights_and_config_come_back_equal(
     assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
-def test_tokenizer_comes_back_equal(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: Tokenizer
-) -> None:
+def test_tokenizer_comes_back_equal(tmp_path: Path, model: Any, tokenizer: Tokenizer) -> None:
     do_import(write_gguf(tmp_path / "m.gguf", model, tokenizer), tmp_path / "hf")
     read = AutoTokenizer.from_pretrained(tmp_path / "hf")
     for text in [TEXT[0], " a  b", "x<|im_start|>y 2024<|im_end|>", "\n", "🙂" * 3]:
@@ -155,7 +155,7 @@ def test_tokenizer_comes_back_equal(
 
 
 def test_quantized_weights_are_close_and_bfloat16_is_written(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: Tokenizer
+    tmp_path: Path, model: Any, tokenizer: Tokenizer
 ) -> None:
     kind = gguf.GGMLQuantizationType.Q8_0
     file = write_gguf(tmp_path / "m.gguf", model, tokenizer, quantize=kind)
@@ -169,7 +169,7 @@ def test_quantized_weights_are_close_and_bfloat16_is_written(
 
 
 def test_second_import_is_cached_and_foreign_directories_stay(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: Tokenizer
+    tmp_path: Path, model: Any, tokenizer: Tokenizer
 ) -> None:
     file = write_gguf(tmp_path / "m.gguf", model, tokenizer)
     assert do_import(file, tmp_path / "hf")
@@ -192,7 +192,7 @@ def test_second_import_is_cached_and_foreign_directories_stay(
 )
 def test_what_cannot_be_converted_is_named_and_leaves_nothing(
     tmp_path: Path,
-    model: LlamaForCausalLM,
+    model: Any,
     tokenizer: Tokenizer,
     changes: dict[str, Any],
     message: str,
@@ -204,7 +204,7 @@ def test_what_cannot_be_converted_is_named_and_leaves_nothing(
 
 
 def test_missing_tensor_and_truncated_file_are_named(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: Tokenizer
+    tmp_path: Path, model: Any, tokenizer: Tokenizer
 ) -> None:
     file = write_gguf(tmp_path / "m.gguf", model, tokenizer, drop="blk.1.ffn_up.weight")
     with pytest.raises(CheckpointError, match="layers.1.mlp.up_proj.weight: missing"):

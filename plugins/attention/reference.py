@@ -1,0 +1,98 @@
+"""Torch reference of `attention`: loops over sequences, materializes everything.
+
+Legend: T tokens, N query heads, K KV heads, D head_size, H half the rotary columns, C context
+length of a sequence.
+"""
+
+from typing import Any
+
+import torch
+
+from llmc.plugins.rope import rope_tables
+
+
+def evaluate(
+    qkv: torch.Tensor,
+    *,
+    kv_cache: torch.Tensor,
+    positions: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    layer: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    rotary_dim: int,
+    rotary_base: float,
+    rotary_scaling: dict[str, Any] | None,
+    max_position_embeddings: int,
+    sliding_window: int | None,
+    scale: float,
+) -> torch.Tensor:
+    """Return the attended values [T, N * D] and write the new keys and values.
+
+    `kv_cache` is [num_layers, 2, num_blocks, tokens_per_block, K, D], keys first; its layer `layer`
+    is modified. Softmax in float32.
+    """
+    heads = qkv.reshape(qkv.shape[0], num_heads + 2 * num_kv_heads, head_size)
+    q_TND, v_TKD = heads[:, :num_heads], heads[:, num_heads + num_kv_heads :]
+    k_TKD = heads[:, num_heads : num_heads + num_kv_heads]
+    cos, sin = rope_tables(
+        rotary_base=rotary_base,
+        rotary_dim=rotary_dim,
+        rotary_scaling=rotary_scaling,
+        max_position_embeddings=max_position_embeddings,
+        num_positions=int(context_lens.max()),
+    )
+    at = positions.long()
+    cos_T1H, sin_T1H = torch.from_numpy(cos)[at, None], torch.from_numpy(sin)[at, None]
+    q_TND, k_TKD = (rotate(x, cos_T1H.to(x.dtype), sin_T1H.to(x.dtype)) for x in (q_TND, k_TKD))
+    keys, values = kv_cache[layer]
+    out_TND = torch.empty_like(q_TND)
+    for sequence, length in enumerate(context_lens.tolist()):
+        rows = slice(int(query_start[sequence]), int(query_start[sequence + 1]))
+        block, slot = _slots(block_tables[sequence], length, keys.shape[1])
+        new = slice(length - (rows.stop - rows.start), length)
+        keys[block[new], slot[new]] = k_TKD[rows]
+        values[block[new], slot[new]] = v_TKD[rows]
+        out_TND[rows] = attend(
+            q_TND[rows], keys[block, slot], values[block, slot], at[rows], sliding_window, scale
+        )
+    return out_TND.reshape(qkv.shape[0], num_heads * head_size)
+
+
+def rotate(x_TND: torch.Tensor, cos_T1H: torch.Tensor, sin_T1H: torch.Tensor) -> torch.Tensor:
+    """Turn columns i and i + H of each head together; columns past 2 * H pass. Source: GPT-NeoX."""
+    half = cos_T1H.shape[-1]
+    first, second = x_TND[..., :half], x_TND[..., half : 2 * half]
+    turned = (first * cos_T1H - second * sin_T1H, second * cos_T1H + first * sin_T1H)
+    return torch.cat((*turned, x_TND[..., 2 * half :]), dim=-1)
+
+
+def attend(
+    q_TND: torch.Tensor,
+    k_CKD: torch.Tensor,
+    v_CKD: torch.Tensor,
+    positions: torch.Tensor,
+    sliding_window: int | None,
+    scale: float,
+) -> torch.Tensor:
+    """Return softmax(scale * q @ k) @ v of one sequence; a query sees positions up to its own."""
+    group = q_TND.shape[1] // k_CKD.shape[1]
+    k_CND, v_CND = (x.repeat_interleave(group, dim=1) for x in (k_CKD, v_CKD))
+    scores = torch.einsum("tnd,cnd->ntc", q_TND, k_CND).float() * scale
+    distance = positions[:, None] - torch.arange(k_CKD.shape[0])
+    hidden = distance < 0
+    if sliding_window is not None:
+        hidden |= distance >= sliding_window
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1).to(q_TND.dtype)
+    return torch.einsum("ntc,cnd->tnd", weights, v_CND)
+
+
+def _slots(
+    block_table: torch.Tensor, length: int, tokens_per_block: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return page and slot of positions 0 to length - 1."""
+    position = torch.arange(length)
+    return block_table.long()[position // tokens_per_block], position % tokens_per_block
