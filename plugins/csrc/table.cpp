@@ -1,0 +1,22 @@
+// The kernels of one instruction set, by LlmcKind; a new kernel is one line here and one in abi.h.
+#include "kernel.h"
+
+namespace LLMC_NS {
+
+extern const Kernel embedding, rms_norm, linear, rope_kv, attention, gated_activation, add,
+    gather_last;
+
+KernelTable kernels() {
+    static Kernel table[LLMC_NUM_KINDS];
+    table[LLMC_EMBEDDING] = embedding;
+    table[LLMC_RMS_NORM] = rms_norm;
+    table[LLMC_LINEAR] = linear;
+    table[LLMC_ROPE_KV] = rope_kv;
+    table[LLMC_ATTENTION] = attention;
+    table[LLMC_GATED_ACTIVATION] = gated_activation;
+    table[LLMC_ADD] = add;
+    table[LLMC_GATHER_LAST] = gather_last;
+    return table;
+}
+
+}  // namespace LLMC_NS
