@@ -130,9 +130,7 @@ def _tasks(found: dict[str, Any]) -> dict[str, Missing]:
     tasks: dict[str, Missing] = {"import a GGUF file": _needs("gguf", "gguf")}
     kernels: Missing = []
     if found["cpu"]["kernels"] is None:
-        fix = (
-            "pip install --force-reinstall --no-deps llmc (needs a C++17 compiler)"
-        )
+        fix = "pip install --force-reinstall --no-deps llmc (needs a C++17 compiler)"
         kernels.append({"what": found["cpu"]["kernels_problem"], "fix": fix})
     tasks["target cpu: build and run"] = kernels
     tasks["target cpu: several ranks"] = [*kernels, *_needs("mpi4py", "mpi")]
