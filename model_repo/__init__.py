@@ -3,7 +3,8 @@
 | module | owns |
 |---|---|
 | options | what a repository can be told |
-| pbtxt | typed model configurations, their text form, and reading them back |
+| specs | a model's configuration as plain data |
+| pbtxt | its text form, written and read back |
 | signatures | the tensors of each model, TensorRT-LLM's names |
 | configs | one typed configuration per model, from options and the engine's limits |
 | emit | a repository on disk |

@@ -1,0 +1,198 @@
+"""Token ids to token ids and text by llmc's executor, in the tensors of TensorRT-LLM's model.
+
+The executor's threads run the model and hand over responses, which go to Triton from there. One
+thread more, `watch`, looks for clients that are gone and publishes metrics.
+"""
+
+import json
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from llmc.errors import LlmcError, ServeError
+from llmc.runtime import triton_metrics
+from llmc.runtime.request import Request, Response
+from llmc.runtime.session import open_session
+from llmc.runtime.triton_parameters import read_executor_config, read_flag, read_period_seconds
+from llmc.runtime.triton_request import RequestDefaults, read_request, response_tensors
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """One request of Triton's, which may carry several rows, each a request of the executor's.
+
+    `num_open` counts the rows without a last response; `refused` says that the client has its
+    error.
+    """
+
+    sender: Any
+    client_id: str
+    num_rows: int
+    num_open: int
+    refused: bool = False
+
+
+class TritonPythonModel:
+    """Holds the one session; Triton runs exactly one instance of this model."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the engine; its folder is relative to the repository that holds this model."""
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        self._defaults = RequestDefaults(
+            exclude_input=read_flag(parameters, "exclude_input_in_output"),
+            decoupled=pb_utils.using_decoupled_model_transaction_policy(config),
+        )
+        self._check_period = read_period_seconds(parameters, "cancellation_check_period_ms")
+        self._stats_period = read_period_seconds(parameters, "stats_check_period_ms")
+        engine_dir = Path(args["model_repository"]).parent / parameters["gpt_model_path"]
+        self._session = open_session(engine_dir, read_executor_config(parameters))
+        self._make_metrics({"model": args["model_name"], "version": args["model_version"]})
+        self._lock = threading.Lock()
+        self._in_flight: dict[int, Message] = {}
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self._watcher.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        """Enqueue every request or answer it with its error; tokens follow from other threads."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._start(request, sender)
+            except LlmcError as error:
+                _refuse(sender, error.message)
+            except Exception as error:
+                pb_utils.Logger.log_error(traceback.format_exc())
+                _refuse(sender, repr(error))
+
+    def finalize(self) -> None:
+        """Let what runs finish, then stop."""
+        self._session.executor.shutdown(drain=True)
+        self._stopping.set()
+        self._watcher.join()
+
+    def _start(self, request: Any, sender: Any) -> None:
+        inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        if "stop" in inputs and inputs["stop"].any():
+            self._stop(request.request_id(), sender)
+            return
+        num_rows = len(inputs.get("input_ids", ()))
+        if num_rows > 1 and not self._defaults.decoupled:
+            raise ServeError(f"batch of {num_rows}: an answer each needs serve.decoupled true")
+        rows = [
+            read_request(inputs, row, defaults=self._defaults, session=self._session)
+            for row in range(max(num_rows, 1))
+        ]
+        message = Message(sender, request.request_id(), len(rows), len(rows))
+        self._enqueue(rows, message)
+
+    def _enqueue(self, rows: list[Request], message: Message) -> None:
+        """Hand over all rows of a message or, where one is refused, none."""
+        accepted: list[int] = []
+        with self._lock:
+            try:
+                for row, request in enumerate(rows):
+                    request_id = self._session.executor.enqueue(
+                        request, partial(self._answer, message, row)
+                    )
+                    accepted.append(request_id)
+                    self._in_flight[request_id] = message
+            except LlmcError:
+                message.refused = True
+                for request_id in accepted:
+                    self._session.executor.cancel(request_id)
+                raise
+
+    def _answer(self, message: Message, row: int, response: Response) -> None:
+        """Give one response of the executor's to Triton; on the executor's dispatch thread."""
+        if response.is_final:
+            with self._lock:
+                del self._in_flight[response.request_id]
+            message.num_open -= 1
+            self._input_tokens.observe(response.num_input_tokens)
+            self._output_tokens.observe(response.num_output_tokens)
+        if message.refused:
+            return
+        if response.error is not None:
+            answer = pb_utils.InferenceResponse(error=pb_utils.TritonError(response.error))
+        else:
+            tensors = response_tensors(response, row=row, num_rows=message.num_rows)
+            answer = pb_utils.InferenceResponse(
+                output_tensors=[pb_utils.Tensor(name, array) for name, array in tensors.items()]
+            )
+        message.sender.send(answer, flags=0 if message.num_open else FINAL)
+
+    def _stop(self, client_id: str, sender: Any) -> None:
+        """Cancel what was sent with this request id, as TensorRT-LLM's `stop` does."""
+        if not client_id:
+            raise ServeError("stop: true needs the request id of the request to stop")
+        with self._lock:
+            ids = [key for key, value in self._in_flight.items() if value.client_id == client_id]
+        for request_id in ids:
+            self._session.executor.cancel(request_id)
+        sender.send(pb_utils.InferenceResponse(output_tensors=[]), flags=FINAL)
+
+    def _watch(self) -> None:
+        next_stats = 0.0
+        while not self._stopping.wait(min(self._check_period, self._stats_period)):
+            try:
+                self._cancel_abandoned()
+                if time.monotonic() >= next_stats:
+                    next_stats = time.monotonic() + self._stats_period
+                    self._publish()
+            except Exception:
+                pb_utils.Logger.log_error(traceback.format_exc())
+
+    def _cancel_abandoned(self) -> None:
+        with self._lock:
+            in_flight = list(self._in_flight.items())
+        for request_id, message in in_flight:
+            if message.sender.is_cancelled():
+                self._session.executor.cancel(request_id)
+
+    def _make_metrics(self, labels: dict[str, str]) -> None:
+        """Create TensorRT-LLM's metric families; Triton shows them on its metrics port."""
+        kinds = pb_utils.MetricFamily
+        families = {
+            name: kinds(name=name, description=description, kind=kinds.GAUGE)
+            for name, description in triton_metrics.DESCRIPTIONS.items()
+        }
+        self._gauges = [
+            (gauge, families[gauge.family].Metric(labels={gauge.label: gauge.value, **labels}))
+            for gauge in triton_metrics.GAUGES
+        ]
+        histograms = (triton_metrics.INPUT_TOKENS, triton_metrics.OUTPUT_TOKENS)
+        self._families = list(families.values())
+        metrics = []
+        for histogram in histograms:
+            family = kinds(
+                name=histogram.family, description=histogram.description, kind=kinds.HISTOGRAM
+            )
+            # A family must outlive its metrics.
+            self._families.append(family)
+            metrics.append(
+                family.Metric(
+                    labels={"response_metric_type": histogram.value, **labels},
+                    buckets=list(triton_metrics.BUCKETS),
+                )
+            )
+        self._input_tokens, self._output_tokens = metrics
+
+    def _publish(self) -> None:
+        stats = self._session.executor.stats()
+        for gauge, metric in self._gauges:
+            metric.set(gauge.read(stats))
+
+
+def _refuse(sender: Any, message: str) -> None:
+    error = pb_utils.TritonError(message)
+    sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
