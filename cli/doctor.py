@@ -28,7 +28,12 @@ PACKAGES = (
 Missing = list[dict[str, str]]
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cache: Annotated[
+        Path, typer.Option(envvar="LLMC_CACHE", help="Folder for llmc's own files.")
+    ] = Path("~/.cache/llmc"),
+) -> None:
     """Say what this machine can build and serve, and what is missing.
 
     Examples:
@@ -39,24 +44,25 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     """
     from llmc.cli.render import print_json, print_section
 
-    found = examine()
+    found = examine(cache.expanduser())
     if as_json:
         print_json(found)
         return
     for title in ("machine", "cpu", "gpu", "packages", "triton", "mpi"):
-        print_section(title, found[title])
+        known = {name: value for name, value in found[title].items() if value is not None}
+        print_section(title, known)
     lines = [(name, _verdict(missing)) for name, missing in found["tasks"].items()]
     print_section("tasks", lines)
 
 
-def examine() -> dict[str, Any]:
+def examine(cache: Path) -> dict[str, Any]:
     """Return everything found, as plain data; `tasks` maps each task to what it misses."""
     found: dict[str, Any] = {
         "machine": _machine(),
         "cpu": _cpu(),
         "gpu": _gpu(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "triton": _triton(),
+        "triton": _triton(cache),
         "mpi": _mpi(),
     }
     return found | {"tasks": _tasks(found)}
@@ -102,12 +108,12 @@ def _gpu() -> dict[str, Any]:
     }
 
 
-def _triton() -> dict[str, Any]:
+def _triton(cache: Path) -> dict[str, Any]:
     from llmc.errors import ToolchainError
-    from llmc.model_repo.tritonserver import cache_folder, find_tritonserver
+    from llmc.model_repo.tritonserver import find_tritonserver
 
     try:
-        server = find_tritonserver(None, cache=cache_folder())
+        server = find_tritonserver(None, cache=cache)
     except ToolchainError as error:
         return {"tritonserver": None, "problem": error.message, "fix": error.hint}
     return {"tritonserver": str(server.binary), "found_by": server.source}
@@ -120,9 +126,15 @@ def _mpi() -> dict[str, Any]:
     version = _run(launcher, "--version") if launcher else None
     return {
         "mpiexec": launcher,
-        "version": version.strip().splitlines()[0].strip() if version else None,
+        "version": _mpi_version(version) if version else None,
         "mpi4py": _version("mpi4py"),
     }
+
+
+def _mpi_version(text: str) -> str:
+    """MPICH prints build details with a `Version:` line, Open MPI its name in the first line."""
+    mpich = _first(r"^\s*Version:\s+(\S+)", text, "")
+    return f"MPICH {mpich}" if mpich else text.strip().splitlines()[0]
 
 
 def _tasks(found: dict[str, Any]) -> dict[str, Missing]:
@@ -155,12 +167,12 @@ def _verdict(missing: Missing) -> str:
 
 
 def _kernels() -> tuple[str | None, str | None]:
-    """Return (instruction set the kernels choose here, None), or (None, why there are none)."""
+    """Return (instruction set chosen here, None), or (None, why there is none)."""
     from llmc.errors import LlmcError
     from llmc.plugins import native
 
     try:
-        return native.instruction_set(), None
+        return native.choose_instruction_set(), None
     except LlmcError as error:
         return None, error.message
 

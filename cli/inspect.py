@@ -155,18 +155,11 @@ def _tensor_facts(directory: Path, pattern: str) -> dict[str, Any]:
 
 
 def _repository_facts(directory: Path) -> dict[str, Any]:
-    from google.protobuf import text_format
-    from tritonclient.grpc.model_config_pb2 import ModelConfig
-
-    from llmc.errors import CheckpointError
+    from llmc.model_repo.pbtxt import read_config
 
     models = {}
     for path in sorted(directory.glob("*/config.pbtxt")):
-        config = ModelConfig()
-        try:
-            text_format.Parse(path.read_text(encoding="utf-8"), config)
-        except text_format.ParseError as error:
-            raise CheckpointError(f"{path}: {error}") from error
+        config = read_config(path)
         models[path.parent.name] = {
             "backend": config.backend or config.platform,
             "max_batch_size": config.max_batch_size,

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -92,8 +93,17 @@ def _with_common_options(function: Callable[..., Any]) -> Callable[..., Any]:
     parameters = [p.replace(kind=keyword_only) for p in signature.parameters.values()]
     command.__signature__ = signature.replace(parameters=[*parameters, *common])  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in [*parameters, *common]}
-    command.__doc__ = function.__doc__
+    command.__doc__ = _reflow(function.__doc__ or "")
     return command
+
+
+def _reflow(text: str) -> str:
+    """Join each paragraph's lines, since rich breaks where the source does; keep indented ones."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(
+        paragraph if re.search(r"^ ", paragraph, re.MULTILINE) else paragraph.replace("\n", " ")
+        for paragraph in paragraphs
+    )
 
 
 def _set_globals(*, debug: bool, log_level: LogLevel | None) -> None:
