@@ -1,0 +1,215 @@
+"""Text to tokens and back, and the chat template: the Hugging Face files beside an engine.
+
+Owns tokenizer.json, tokenizer_config.json and the template; `IncrementalDecoder` turns a stream of
+tokens into a stream of whole characters. No clean-up of spaces is applied to decoded text.
+"""
+
+import codecs
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from llmc.errors import CheckpointError
+from llmc.runtime.chat_template import ChatTemplate
+from llmc.runtime.pieces import Pieces
+
+_SPECIAL_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+class Tokenizer:
+    """The tokenizer of one model; safe to share between threads once opened."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        config: dict[str, Any],
+        *,
+        template: ChatTemplate | None,
+        end_ids: tuple[int, ...] | None,
+    ) -> None:
+        """`config` is the content of tokenizer_config.json; `end_ids` None means the EOS token."""
+        self._backend = backend
+        self._config = config
+        self._template = template
+        self.special_tokens = _special_tokens(config)
+        """Role ("bos_token") → text, as chat templates see them."""
+        self.bos_id = self._special_id("bos")
+        self.eos_id = self._special_id("eos")
+        eos = () if self.eos_id is None else (self.eos_id,)
+        self.end_ids = eos if end_ids is None else end_ids
+        self.pieces = Pieces(backend)
+
+    @classmethod
+    def open(cls, directory: Path) -> "Tokenizer":
+        """Read the tokenizer files of `directory`; generation_config.json may give end ids.
+
+        A chat_template.jinja beside them goes before the config's template.
+        Raises: CheckpointError for a missing or broken file, UnsupportedError for a decoder that
+        cannot be streamed.
+        """
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{path}: missing", hint="save the model with a fast tokenizer (tokenizer.json)"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except Exception as error:  # noqa: B902 - the bindings raise Exception itself, nothing narrower
+            raise CheckpointError(f"{path}: {error}, expected a tokenizer.json") from error
+        config = _read_json(directory / "tokenizer_config.json")
+        for role, token in _read_json(directory / "special_tokens_map.json").items():
+            config.setdefault(role, token)
+        # A server pads nothing and must see every token of a prompt to refuse one that is too long.
+        backend.no_truncation()
+        backend.no_padding()
+        return cls(
+            backend,
+            config,
+            template=_read_template(directory, config),
+            end_ids=_read_end_ids(directory / "generation_config.json"),
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens with a text, added ones included; a model's logits may have more columns."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of `text`, with BOS and EOS where the model wants them.
+
+        A BOS that `text` spells out itself is not put there a second time.
+        """
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if not add_special_tokens:
+            return ids
+        spelled = bool(
+            self.bos_id is not None and text.startswith(self.special_tokens["bos_token"])
+        )
+        if self.bos_id is not None:
+            wanted = self._config.get("add_bos_token")
+            if ids[:2] == [self.bos_id] * 2 and spelled:
+                ids = ids[1:]
+            elif wanted is False and not spelled and ids[:1] == [self.bos_id]:
+                ids = ids[1:]
+            elif wanted and ids[:1] != [self.bos_id]:
+                ids = [self.bos_id, *ids]
+        if self.eos_id is not None and self._config.get("add_eos_token"):
+            ids = ids if ids[-1:] == [self.eos_id] else [*ids, self.eos_id]
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`; ids without a token are left out.
+
+        Where one byte of a run of byte tokens is wrong, `tokenizers` gives U+FFFD for all of them;
+        here only what is wrong becomes U+FFFD, as a stream has to show it.
+        """
+        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        if "\ufffd" not in text:
+            return text
+        decoder = IncrementalDecoder(self, skip_special_tokens=skip_special_tokens)
+        return decoder.push(ids) + decoder.flush()
+
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """Render a conversation; encode the result with add_special_tokens=False.
+
+        `variables` are further names the template may read (tools, documents, …).
+        Raises: CheckpointError when the model has no template, ServeError when that refuses.
+        """
+        if self._template is None:
+            raise CheckpointError(
+                "the model has no chat template",
+                hint="use a chat model, or put a chat_template.jinja beside its tokenizer.json",
+            )
+        return self._template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            **self.special_tokens,
+            **variables,
+        )
+
+    def _special_id(self, role: str) -> int | None:
+        token = self.special_tokens.get(f"{role}_token")
+        return None if token is None else self._backend.token_to_id(token)
+
+
+class IncrementalDecoder:
+    """Turns the tokens of one sequence into text as they come, each token in constant time.
+
+    What `push` returned so far plus `flush` is `Tokenizer.decode` of all tokens pushed. A character
+    split over tokens comes out whole, with the token that completes it.
+    """
+
+    __slots__ = ("_pieces", "_skip_special", "_utf8", "_is_first")
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._pieces = tokenizer.pieces
+        self._skip_special = skip_special_tokens
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_first = True
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Return the text these tokens complete."""
+        parts = []
+        for token_id in ids:
+            if self._skip_special and self._pieces.is_special(token_id):
+                continue
+            piece = self._pieces.get(token_id, is_first=self._is_first)
+            if piece is not None:
+                parts.append(piece)
+                self._is_first = False
+        return self._utf8.decode(b"".join(parts))
+
+    def flush(self) -> str:
+        """Return what is left at the end: U+FFFD for a character that was never completed."""
+        return self._utf8.decode(b"", final=True)
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    found = {}
+    for role in _SPECIAL_ROLES:
+        token = config.get(f"{role}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            found[f"{role}_token"] = text
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return the object in `path`, empty when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}, expected JSON") from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: a {type(data).__name__}, expected an object")
+    return data
+
+
+def _read_template(directory: Path, config: dict[str, Any]) -> ChatTemplate | None:
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return ChatTemplate(path.read_text(encoding="utf-8"), where=str(path))
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        # Several named ones; "default" is the one for conversations without tools.
+        template = next((item["template"] for item in template if item["name"] == "default"), None)
+    if template is None:
+        return None
+    return ChatTemplate(template, where=f"{directory / 'tokenizer_config.json'}: chat_template")
+
+
+def _read_end_ids(path: Path) -> tuple[int, ...] | None:
+    eos = _read_json(path).get("eos_token_id")
+    if eos is None:
+        return None
+    ids = eos if isinstance(eos, list) else [eos]
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in ids):
+        raise CheckpointError(f"{path}: eos_token_id: {eos!r}, expected a number or a list of them")
+    return tuple(ids)
