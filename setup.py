@@ -1,6 +1,6 @@
-"""Builds the CPU kernels into one C-ABI shared library inside the package; everything else is pyproject.toml.
+"""Builds the CPU kernels into one C-ABI shared library inside the package.
 
-Each kernel source is compiled once per instruction set (into a namespace of its own), the rest once.
+Each kernel source is compiled once per instruction set, into a namespace of its own.
 The library includes neither Python's nor torch's headers, so it serves any Python: the wheel is
 tagged py3-none-<platform>.
 """
@@ -88,7 +88,7 @@ class BuildKernels(build_ext):
         )
 
     def _compile(self, source: str, variant: str, flags: list[str], newest: float) -> str:
-        """Compile one pair unless its object is newer than the source, all headers and this file."""
+        """Compile one pair unless its object is newer than source, headers and this file."""
         built = Path(self.build_temp) / variant / Path(source).with_suffix(".o")
         fresh = max(newest, Path(source).stat().st_mtime)
         if not self.force and built.exists() and built.stat().st_mtime > fresh:

@@ -147,7 +147,7 @@ def available_cores() -> int:
 
 
 class Team:
-    """Threads that run programs of ops together with the calling one. Used by one caller at a time."""
+    """Threads that run programs of ops together with the calling one, one program at a time."""
 
     def __init__(self, *, threads: int | None = None, instruction_set: str | None = None) -> None:
         """Start the threads (default: one per core this process may use).

@@ -1,0 +1,22 @@
+"""What an engine can be built for: one module per target, named in `llmc.targets.TARGETS`.
+
+A target exports `unsupported(config, limits) -> list[str]`, every reason it cannot build this
+checkpoint, and `build(checkpoint, output_dir, *, limits, progress)`, which writes config.json and
+rank<N>.engine.
+"""
+
+from dataclasses import dataclass
+
+__all__ = ["BuildLimits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildLimits:
+    """TensorRT-LLM's build_config limits. `kv_cache_dtype` None: the model's dtype."""
+
+    max_batch_size: int
+    max_num_tokens: int
+    max_input_len: int
+    max_seq_len: int
+    tokens_per_block: int
+    kv_cache_dtype: str | None = None

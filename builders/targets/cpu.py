@@ -1,0 +1,196 @@
+"""The CPU target: walks the network once per rank, lowers each op and writes rank<N>.engine.
+
+The file runs on every CPU the kernels know; which instruction set is used is decided on loading.
+"""
+
+import json
+import logging
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import llmc
+from llmc.builders.network import build_network
+from llmc.builders.targets import BuildLimits
+from llmc.builders.targets.cpu_fusion import fuse
+from llmc.checkpoint import Checkpoint, CheckpointConfig
+from llmc.errors import UnsupportedError
+from llmc.log import Progress
+from llmc.plugins import graph
+from llmc.plugins.cpu_file import EngineFileWriter
+from llmc.plugins.cpu_program import CpuOp, KvShape, Program, Rows, Value
+from llmc.plugins.graph import Network, OpCall
+from llmc.plugins.rope import rope_unsupported
+from llmc.weights import SafetensorsFile
+
+log = logging.getLogger(__name__)
+
+KV_DTYPES = ("float32", "float16", "bfloat16")
+BLOCK_MULTIPLE = 32
+"""Keys are stored in panels of 32 tokens (plugins/csrc/kv_cache.h)."""
+
+
+def unsupported(config: CheckpointConfig, limits: BuildLimits) -> list[str]:
+    """Return every reason this target cannot build such a checkpoint within such limits."""
+    reasons = []
+    if limits.tokens_per_block % BLOCK_MULTIPLE:
+        reasons.append(
+            f"tokens_per_block: {limits.tokens_per_block}, the cpu target needs a multiple of"
+            f" {BLOCK_MULTIPLE}"
+        )
+    if limits.kv_cache_dtype not in (None, *KV_DTYPES):
+        reasons.append(
+            f"kv_cache_dtype: {limits.kv_cache_dtype!r}, the cpu target has {', '.join(KV_DTYPES)}"
+        )
+    arch = config.arch
+    reasons += rope_unsupported(
+        rotary_dim=arch.rotary_embedding_dim,
+        rotary_scaling=arch.rotary_scaling,
+        max_position_embeddings=arch.max_position_embeddings,
+        num_positions=limits.max_seq_len,
+    )
+    try:
+        networks = [build_network(config, rank) for rank in range(config.num_rank_files)]
+    except UnsupportedError as error:
+        return [*reasons, *(error.reasons or (error.message,))]
+    for network in networks:
+        for call in network.ops:
+            reasons += _call_reasons(call)
+    return list(dict.fromkeys(reasons))
+
+
+def _call_reasons(call: OpCall) -> list[str]:
+    try:
+        module = graph.part(call.plugin, "cpu")
+    except ModuleNotFoundError:
+        return [f"{call.name}: plugin {call.plugin!r} has no cpu lowering"]
+    reasons: list[str] = module.unsupported(call)
+    return reasons
+
+
+def build(
+    checkpoint: Checkpoint, output_dir: Path, *, limits: BuildLimits, progress: Progress
+) -> None:
+    """Write config.json and every rank's engine into the existing directory `output_dir`.
+
+    Peak memory beyond the files is about three times the largest linear layer.
+    Raises: UnsupportedError with all reasons of `unsupported`.
+    """
+    config = checkpoint.config
+    reasons = unsupported(config, limits)
+    if reasons:
+        raise UnsupportedError(f"{checkpoint.directory}: not for the cpu target", reasons)
+    ranks = range(config.num_rank_files)
+    total = sum(info.num_bytes for rank in ranks for info in checkpoint.rank(rank).infos.values())
+    progress.start("pack weights", total)
+    for rank in ranks:
+        network = fuse(build_network(config, rank))
+        with EngineFileWriter(output_dir / f"rank{rank}.engine") as file:
+            lowering = RankLowering(
+                limits=limits,
+                dtype=config.dtype,
+                weights=checkpoint.rank(rank),
+                file=file,
+                progress=progress,
+            )
+            file.finish(_lower(network, lowering, config, limits), rank=rank)
+    progress.finish()
+    text = json.dumps(engine_config(config, limits), indent=4)
+    (output_dir / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def engine_config(config: CheckpointConfig, limits: BuildLimits) -> dict[str, Any]:
+    """Return the engine's config.json, in TensorRT-LLM's layout with one key of ours."""
+    build_config: dict[str, Any] = {
+        name: value
+        for name, value in asdict(limits).items()
+        if name not in ("tokens_per_block", "kv_cache_dtype")
+    }
+    build_config["plugin_config"] = {
+        "tokens_per_block": limits.tokens_per_block,
+        "paged_kv_cache": True,
+        "remove_input_padding": True,
+    }
+    return {
+        "version": llmc.__version__,
+        "pretrained_config": config.to_json(),
+        "build_config": build_config,
+        "llmc": {"target": "cpu", "kv_cache_dtype": limits.kv_cache_dtype or config.dtype},
+    }
+
+
+@dataclass(slots=True, kw_only=True)
+class RankLowering:
+    """What the plugins see while one rank is lowered (plugins.cpu_lowering.Lowering)."""
+
+    limits: BuildLimits
+    dtype: str
+    weights: SafetensorsFile
+    file: EngineFileWriter
+    progress: Progress
+    values: dict[str, Value] = field(default_factory=dict)
+
+    @property
+    def max_seq_len(self) -> int:
+        return self.limits.max_seq_len
+
+    @property
+    def tokens_per_block(self) -> int:
+        return self.limits.tokens_per_block
+
+    @property
+    def kv_dtype(self) -> str:
+        return self.limits.kv_cache_dtype or self.dtype
+
+    def read(self, names: tuple[str, ...]) -> npt.NDArray[Any]:
+        parts = []
+        for name in names:
+            info = self.weights.infos[name]
+            parts.append(self.weights.read_rows(name, 0, info.shape[0]))
+            self.progress.advance(info.num_bytes)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def write(self, name: str, array: npt.NDArray[Any], *, resident: bool = True) -> str:
+        if name not in self.file.tensors:
+            self.file.write(name, array, resident=resident)
+        return name
+
+    def add_value(self, name: str, rows: Rows, columns: int) -> None:
+        assert name not in self.values, name
+        self.values[name] = Value(rows=rows, columns=columns)
+
+    def rows(self, value: str) -> Rows:
+        return self.values[value].rows
+
+
+def _lower(
+    network: Network, lowering: RankLowering, config: CheckpointConfig, limits: BuildLimits
+) -> Program:
+    ops: list[CpuOp] = []
+    for call in network.ops:
+        ops += graph.part(call.plugin, "cpu").lower(call, lowering)
+    layers = [call.attrs for call in network.ops if call.plugin == "attention"]
+    kv_heads, head_size = layers[0]["num_kv_heads"], layers[0]["head_size"]
+    assert isinstance(kv_heads, int) and isinstance(head_size, int)
+    return Program(
+        ops=tuple(ops),
+        values=lowering.values,
+        output=network.outputs[0] if network.outputs else None,
+        kv=KvShape(
+            num_layers=len(layers),
+            num_kv_heads=kv_heads,
+            head_size=head_size,
+            tokens_per_block=limits.tokens_per_block,
+            dtype=lowering.kv_dtype,
+        ),
+        limits={
+            "max_batch_size": limits.max_batch_size,
+            "max_num_tokens": limits.max_num_tokens,
+            "max_input_len": limits.max_input_len,
+            "max_seq_len": limits.max_seq_len,
+            "vocab_size": config.arch.vocab_size,
+        },
+    )

@@ -1,0 +1,16 @@
+"""CPU lowering of `send`: a cut in the program, where the engine calls its communicator."""
+
+from typing import Any
+
+from llmc.plugins.cpu_lowering import Lowering
+from llmc.plugins.cpu_program import CpuOp
+from llmc.plugins.graph import OpCall
+
+
+def unsupported(call: OpCall) -> list[str]:
+    return []
+
+
+def lower(call: OpCall, lowering: Lowering) -> list[CpuOp]:
+    attrs: dict[str, Any] = call.attrs
+    return [CpuOp(kind="send", name=call.name, inputs=call.inputs, outputs=(), peer=attrs["peer"])]
