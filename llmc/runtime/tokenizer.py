@@ -32,7 +32,6 @@ class Tokenizer:
     ) -> None:
         """`config` is the content of tokenizer_config.json; `end_ids` None means the EOS token."""
         self._backend = backend
-        self._config = config
         self._template = template
         self.special_tokens = _special_tokens(config)
         """Role ("bos_token") → text, as chat templates see them."""
@@ -78,27 +77,16 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`, with BOS and EOS where the model wants them.
+        """Return the ids of `text`, with what tokenizer.json's post-processor puts around it.
 
-        A BOS that `text` spells out itself is not put there a second time.
+        A BOS that `text` spells out itself is not put there a second time. `add_bos_token` of
+        tokenizer_config.json does not count, as in transformers 5.
         """
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        if not add_special_tokens:
+        if self.bos_id is None or ids[:2] != [self.bos_id] * 2:
             return ids
-        spelled = bool(
-            self.bos_id is not None and text.startswith(self.special_tokens["bos_token"])
-        )
-        if self.bos_id is not None:
-            wanted = self._config.get("add_bos_token")
-            if ids[:2] == [self.bos_id] * 2 and spelled:
-                ids = ids[1:]
-            elif wanted is False and not spelled and ids[:1] == [self.bos_id]:
-                ids = ids[1:]
-            elif wanted and ids[:1] != [self.bos_id]:
-                ids = [self.bos_id, *ids]
-        if self.eos_id is not None and self._config.get("add_eos_token"):
-            ids = ids if ids[-1:] == [self.eos_id] else [*ids, self.eos_id]
-        return ids
+        spelled = text.startswith(self.special_tokens["bos_token"])
+        return ids[1:] if add_special_tokens and spelled else ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; ids without a token are left out.
