@@ -1,6 +1,6 @@
 """Memory of the CPU engine: weights, KV pool and step buffers, in huge pages where there are any.
 
-Weights are read into an anonymous arena rather than mapped: the pages of a file are small ones, which
+Weights are read into an anonymous arena rather than mapped: pages of a file are small ones, which
 make decode slower, and reading costs a fraction of a second (docs/targets/cpu.md).
 """
 

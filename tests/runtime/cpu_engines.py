@@ -1,0 +1,104 @@
+"""Builds CPU engines of tiny llamas and steps them over ragged batches."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tests.plugins.tiny_llama import TinyLlama
+
+from llmc.builders.targets import BuildLimits, cpu
+from llmc.checkpoint import Checkpoint, tensor_schema
+from llmc.dtypes import numpy_dtype
+from llmc.log import NullProgress
+from llmc.runtime.batch import Batch
+from llmc.weights import SafetensorsWriter
+
+TOKENS_PER_BLOCK = 32
+LIMITS = BuildLimits(
+    max_batch_size=8,
+    max_num_tokens=160,
+    max_input_len=200,
+    max_seq_len=256,
+    tokens_per_block=TOKENS_PER_BLOCK,
+)
+
+
+def write_checkpoint(tiny: TinyLlama, config: Any, directory: Path) -> Checkpoint:
+    """Write a TensorRT-LLM checkpoint of `tiny` in `config.dtype`."""
+    import json
+
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config.to_json()))
+    for rank in range(config.num_rank_files):
+        tensors = tiny.rank_tensors(config, rank)
+        infos = list(tensor_schema(config, rank).values())
+        with SafetensorsWriter(directory / f"rank{rank}.safetensors", infos) as writer:
+            for info in infos:
+                array = np.ascontiguousarray(tensors[info.name])
+                writer.write(info.name, array.astype(numpy_dtype(info.dtype)))
+    return Checkpoint.open(directory)
+
+
+def build_engine(
+    tiny: TinyLlama, config: Any, directory: Path, *, limits: BuildLimits = LIMITS
+) -> Path:
+    """Write checkpoint and engine under `directory`; return the engine's directory."""
+    checkpoint = write_checkpoint(tiny, config, directory / "checkpoint")
+    engine = directory / "engine"
+    engine.mkdir()
+    cpu.build(checkpoint, engine, limits=limits, progress=NullProgress())
+    return engine
+
+
+def ragged(
+    sequences: Sequence[Sequence[int]], chunks: Sequence[Sequence[int]], *, seed: int = 0
+) -> list[tuple[Batch, list[tuple[int, int]]]]:
+    """Return (batch, [(sequence, position) of each row]) per step; every row wants logits.
+
+    `chunks[step][sequence]` tokens of each sequence go into a step, 0 leaves it out.
+    """
+    blocks = max(-(-len(sequence) // TOKENS_PER_BLOCK) for sequence in sequences)
+    order = np.random.default_rng(seed).permutation(len(sequences) * blocks)
+    tables = order.reshape(len(sequences), blocks).astype(np.int32)
+    done = [0] * len(sequences)
+    steps = []
+    for step in chunks:
+        rows: list[tuple[int, int]] = []
+        starts, lens, active = [0], [], []
+        for sequence, count in enumerate(step):
+            if count == 0:
+                continue
+            rows += [(sequence, done[sequence] + i) for i in range(count)]
+            done[sequence] += count
+            starts.append(len(rows))
+            lens.append(done[sequence])
+            active.append(sequence)
+        batch = Batch(
+            token_ids=np.asarray([sequences[s][p] for s, p in rows], np.int32),
+            positions=np.asarray([p for _, p in rows], np.int32),
+            query_start=np.asarray(starts, np.int32),
+            context_lens=np.asarray(lens, np.int32),
+            block_tables=np.ascontiguousarray(tables[active]),
+            logits_rows=np.arange(len(rows), dtype=np.int32),
+        )
+        steps.append((batch, rows))
+    return steps
+
+
+def run(
+    engine: Any,
+    sequences: Sequence[Sequence[int]],
+    chunks: Sequence[Sequence[int]],
+    *,
+    seed: int = 0,
+) -> list[npt.NDArray[np.float32]]:
+    """Return logits [length, vocab] of each sequence, gathered from ragged steps."""
+    vocab = engine.limits.vocab_size
+    out = [np.full((len(sequence), vocab), np.nan, np.float32) for sequence in sequences]
+    for batch, rows in ragged(sequences, chunks, seed=seed):
+        logits = engine.forward(batch)
+        for row, (sequence, position) in enumerate(rows):
+            out[sequence][position] = logits[row]
+    return out
