@@ -1,4 +1,4 @@
-"""Refuse a request that cannot be served, before it costs anything, with all reasons and numbers."""
+"""Refuse a request that cannot be served before it costs anything, with reasons and numbers."""
 
 import math
 from collections.abc import Iterator
@@ -22,9 +22,7 @@ def check_request(
         raise ServeError("request refused: " + "; ".join(reasons))
 
 
-def _length_reasons(
-    request: Request, limits: EngineLimits, chunked_context: bool
-) -> Iterator[str]:
+def _length_reasons(request: Request, limits: EngineLimits, chunked_context: bool) -> Iterator[str]:
     num_prompt = len(request.prompt_ids)
     total = num_prompt + request.max_tokens
     if num_prompt == 0:

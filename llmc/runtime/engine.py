@@ -101,8 +101,6 @@ def load_engine(engine_dir: Path, *, rank: int = 0, kv: KvCacheConfig) -> Engine
     Raises: CheckpointError for a broken directory, UnsupportedError for an unknown target or a
     machine that cannot run it.
     """
-    module = load(
-        TARGETS, engine_target(engine_dir), package="llmc.runtime.engines", kind="target"
-    )
+    module = load(TARGETS, engine_target(engine_dir), package="llmc.runtime.engines", kind="target")
     engine: Engine = module.load(engine_dir, rank=rank, kv=kv)
     return engine

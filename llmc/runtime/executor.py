@@ -1,8 +1,8 @@
 """The executor: one loop thread that steps the engine, one that talks to the clients.
 
-Same verbs as TensorRT-LLM's Executor: enqueue, await responses, cancel, shut down. The loop thread owns
-the batcher and touches no client; the dispatch thread turns its events into responses (detokenizing
-while the next step runs) and hands them to callbacks and waiting threads.
+Same verbs as TensorRT-LLM's Executor: enqueue, await responses, cancel, shut down. The loop thread
+owns the batcher and touches no client; the dispatch thread turns its events into responses
+(detokenizing while the next step runs) and hands them to callbacks and waiting threads.
 """
 
 import itertools
@@ -42,9 +42,7 @@ class ExecutorConfig:
 class Executor:
     """Serves one engine, which it owns: `shutdown` closes it. All methods are thread-safe."""
 
-    def __init__(
-        self, engine: Engine, tokenizer: Tokenizer | None, config: ExecutorConfig
-    ) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, config: ExecutorConfig) -> None:
         self.limits: EngineLimits = engine.limits
         self._engine = engine
         self._tokenizer = tokenizer
@@ -110,8 +108,9 @@ class Executor:
     ) -> list[Response]:
         """Wait for responses of one request, or of any without a callback, and take them.
 
-        Returns an empty list when `timeout` seconds pass, or when the executor has ended and there is
-        nothing left. Raises: ServeError for an id that is unknown or whose last response was taken.
+        Returns an empty list when `timeout` seconds pass, or when the executor has ended and there
+        is nothing left. Raises: ServeError for an id that is unknown or whose last response was
+        taken.
         """
         return self._mailbox.take(request_id, timeout)
 

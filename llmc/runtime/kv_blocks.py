@@ -1,4 +1,4 @@
-"""Which KV block is free, owned, shared or remembered; block numbers only, no tensors, no sequences.
+"""Which KV block is free, owned, shared or remembered: block numbers only, no tensors.
 
 A block is in exactly one of three states:
 
@@ -8,8 +8,8 @@ A block is in exactly one of three states:
 | cached | 0 | a full block, addressed by digest | share, or evicted by allocate (oldest first) |
 | used | >= 1 | being written, or full and published | release |
 
-A digest names the block's tokens and, by chaining, everything before them, so that equal digests mean
-equal keys and values.
+A digest names the block's tokens and, by chaining, everything before them, so that equal digests
+mean equal keys and values.
 """
 
 from collections import OrderedDict
@@ -36,7 +36,8 @@ class BlockManager:
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0, num_blocks
         self.num_blocks = num_blocks
-        # Popped from the end: low numbers first, so that short tests and small loads touch few pages.
+        # Popped from the end: low numbers first, so that short tests and small loads touch few
+        # pages.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
@@ -81,7 +82,7 @@ class BlockManager:
             self._references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks with one reference each, forgetting the oldest cached ones if need be."""
+        """Take `count` blocks with one reference each, forgetting the oldest cached if need be."""
         assert count <= self.num_available, (count, self.num_available)
         blocks = []
         for _ in range(count):
@@ -104,8 +105,8 @@ class BlockManager:
     def release(self, blocks: Sequence[int]) -> None:
         """Drop a reference of each block of one sequence, in sequence order.
 
-        The last blocks become the oldest: a chain is forgotten from its end, because a block without
-        its predecessors can't be found.
+        The last blocks become the oldest: a chain is forgotten from its end, because a block
+        without its predecessors can't be found.
         """
         for block in reversed(blocks):
             assert self._references[block] > 0, f"block {block} released twice"

@@ -1,8 +1,8 @@
-"""One random draw from softmax(row), restricted by top-k, top-p and min-p. No sort of the vocabulary.
+"""One random draw from softmax(row), restricted by top-k, top-p and min-p, without a full sort.
 
-Each restriction keeps the most likely tokens, so what survives is a prefix of the tokens in descending
-order; ties go to the lower id. A sort of 50,000 values costs milliseconds: a cheap pass first finds a
-few candidates that certainly contain the prefix, and only those are sorted.
+Each restriction keeps the most likely tokens, so what survives is a prefix of the tokens in
+descending order; ties go to the lower id. A sort of 50,000 values costs milliseconds: a cheap pass
+first finds a few candidates that certainly contain the prefix, and only those are sorted.
 """
 
 import math
@@ -14,33 +14,30 @@ FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.intp]
 
 _GROUP = 64
-"""Tokens per group when maxima or sums of groups narrow the search."""
+"""Tokens per group when maxima or sums of groups narrow the search. Group j of G holds the tokens
+j, j + G, j + 2 G, …: so laid out, numpy reduces all groups at once with vector instructions."""
 _MARGINS = (3.0, 6.0, 12.0)
 """Logit distances from the maximum tried in turn for a nucleus: mass concentrates near the top."""
 
 
-def draw(
-    row: FloatArray, uniform: float, *, top_k: int | None, top_p: float, min_p: float
-) -> int:
+def draw(row: FloatArray, uniform: float, *, top_k: int | None, top_p: float, min_p: float) -> int:
     """Return the token of `row` [V] that `uniform`, in [0, 1), selects.
 
     `row` has a finite maximum; -inf marks banned tokens. `top_p` 1.0 and `min_p` 0.0 are off.
     """
     peak = row.max()
     total = None
-    if top_k is not None and top_k >= row.shape[0]:
-        top_k = None
-    if top_k is None and top_p >= 1.0:
-        if min_p == 0.0:
-            return _draw_unrestricted(row, peak, uniform)
-        candidates = np.flatnonzero(row >= peak + np.float32(math.log(min_p)))
-    elif top_k is not None:
+    if top_k is not None and top_k < row.shape[0]:
         candidates = _top_k(row, top_k)
-    else:
+    elif top_p < 1.0:
         total = float(np.exp(row - peak).sum(dtype=np.float64))
         candidates = _nucleus(row, peak, top_p * total)
-    order = np.lexsort((candidates, -row[candidates]))
-    candidates = candidates[order]
+    elif min_p > 0.0:
+        candidates = np.flatnonzero(row >= peak + np.float32(math.log(min_p)))
+    else:
+        return _draw_unrestricted(row, peak, uniform)
+    # Stable, and candidates of equal value are in ascending order.
+    candidates = candidates[np.argsort(-row[candidates], kind="stable")]
     weights = np.exp((row[candidates] - peak).astype(np.float64))
     cumulative = weights.cumsum()
     count = len(candidates)
@@ -55,28 +52,24 @@ def draw(
 
 
 def _top_k(row: FloatArray, k: int) -> IntArray:
-    """Return the `k` largest tokens of `row`, unordered; of equal ones the lower ids.
+    """Return the `k` largest tokens of `row`; of equal ones the lower ids.
 
     The k largest values lie in the k groups with the largest maxima.
     """
     num_groups = row.shape[0] // _GROUP
-    if k < num_groups // 4:
-        head = row[: num_groups * _GROUP].reshape(num_groups, _GROUP)
-        maxima = head.max(axis=1)
-        # Groups whose maximum equals the k-th largest are all kept: a tie is for _largest to break.
-        threshold = np.partition(maxima, num_groups - k)[num_groups - k]
-        groups = np.flatnonzero(maxima >= threshold)
-        ids = (groups[:, None] * _GROUP + np.arange(_GROUP)).ravel()
-        ids = np.concatenate([ids, np.arange(num_groups * _GROUP, row.shape[0])])
-        return _largest(row, ids, k)
-    return _largest(row, np.arange(row.shape[0]), k)
+    if k >= num_groups // 4:
+        return _largest(row, np.arange(row.shape[0]), k)
+    maxima = row[: num_groups * _GROUP].reshape(_GROUP, num_groups).max(axis=0)
+    # Every group whose maximum equals the k-th largest is kept: a tie is for _largest to break.
+    groups = np.flatnonzero(maxima >= np.partition(maxima, num_groups - k)[num_groups - k])
+    ids = (np.arange(0, num_groups * _GROUP, num_groups)[:, None] + groups).ravel()
+    rest = np.arange(num_groups * _GROUP, row.shape[0])
+    return _largest(row, np.concatenate([ids, rest]), k)
 
 
 def _largest(row: FloatArray, ids: IntArray, k: int) -> IntArray:
-    """Return the `k` largest of `ids` (ascending); of equal values the lower ids."""
+    """Return the `k` largest of `ids` (ascending), equal values in ascending order of ids."""
     values = row[ids]
-    if k >= len(ids):
-        return ids
     threshold = np.partition(values, len(ids) - k)[len(ids) - k]
     above = ids[values > threshold]
     equal = ids[values == threshold]
@@ -84,7 +77,7 @@ def _largest(row: FloatArray, ids: IntArray, k: int) -> IntArray:
 
 
 def _nucleus(row: FloatArray, peak: np.float32, wanted: float) -> IntArray:
-    """Return tokens that contain the smallest set whose weights, exp(row - peak), sum to `wanted`."""
+    """Return tokens that contain the smallest set of weight, sum of exp(row - peak), `wanted`."""
     for margin in _MARGINS:
         ids = np.flatnonzero(row >= peak - np.float32(margin))
         if np.exp((row[ids] - peak).astype(np.float64)).sum() >= wanted:
@@ -93,17 +86,20 @@ def _nucleus(row: FloatArray, peak: np.float32, wanted: float) -> IntArray:
 
 
 def _draw_unrestricted(row: FloatArray, peak: np.float32, uniform: float) -> int:
-    """Draw from the whole vocabulary, in order of ids: group sums first, then within one group."""
+    """Draw from the whole vocabulary: by the sums of groups first, then within one group."""
     weights = np.exp(row - peak)
-    num_groups = -(-weights.shape[0] // _GROUP)
-    padded = np.zeros(num_groups * _GROUP, dtype=np.float64)
-    padded[: weights.shape[0]] = weights
-    groups = padded.reshape(num_groups, _GROUP)
-    cumulative = groups.sum(axis=1).cumsum()
+    num_groups = weights.shape[0] // _GROUP
+    head = weights[: num_groups * _GROUP].reshape(_GROUP, num_groups)
+    rest = weights[num_groups * _GROUP :]
+    sums = np.append(head.sum(axis=0, dtype=np.float64), rest.sum(dtype=np.float64))
+    cumulative = sums.cumsum()
     wanted = uniform * cumulative[-1]
-    group = min(int(cumulative.searchsorted(wanted, side="right")), num_groups - 1)
+    group = min(int(cumulative.searchsorted(wanted, side="right")), int(sums.nonzero()[0][-1]))
+    members = head[:, group] if group < num_groups else rest
+    within = members.cumsum(dtype=np.float64)
     before = cumulative[group - 1] if group else 0.0
-    within = groups[group].cumsum()
     index = int(within.searchsorted(wanted - before, side="right"))
     # Rounding may put `wanted` past the end of the group: its last possible token is meant.
-    return group * _GROUP + min(index, int(np.flatnonzero(groups[group])[-1]))
+    index = min(index, int(members.nonzero()[0][-1]))
+    token = group + index * num_groups if group < num_groups else num_groups * _GROUP + index
+    return int(token)

@@ -1,11 +1,11 @@
 """Logits to tokens. Every row is sampled by itself, so that a token never depends on the batch.
 
 V is the vocabulary. Order of operations, as in TensorRT-LLM: temperature; repetition, presence and
-frequency penalties; end ids (before `min_tokens`) and bad words banned; top-k; top-p on what top-k left;
-min-p on what both left.
+frequency penalties; end ids (before `min_tokens`) and bad words banned; top-k; top-p on what top-k
+left; min-p on what both left.
 
-Source: NVIDIA/TensorRT-LLM cpp/tensorrt_llm/kernels/penaltyKernels.cu, `batchApplyPenalty` (penalties
-are applied after temperature and count prompt and output alike).
+Source: NVIDIA/TensorRT-LLM cpp/tensorrt_llm/kernels/penaltyKernels.cu, `batchApplyPenalty`
+(penalties are applied after temperature and count prompt and output alike).
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,9 @@ from llmc.runtime.nucleus import draw
 from llmc.runtime.request import DEFAULT_SEED, Request
 
 FloatArray = npt.NDArray[np.float32]
+
+_MIN_TEMPERATURE = 1e-6
+"""Below, scaled logits would leave float32; they are one token's probability 1 long before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +33,20 @@ class Sampled:
 class SamplerState:
     """What sampling remembers of one request: its random stream and the tokens it has seen.
 
-    One number is drawn per sampled token, so preemption, chunking and the rest of the batch leave the
-    stream where it was.
+    One number is drawn per sampled token, so preemption, chunking and the rest of the batch leave
+    the stream where it was.
     """
 
-    __slots__ = ("request", "plain", "greedy", "_random", "_counts", "_seen", "_num_seen", "_banned")
+    __slots__ = (
+        "request",
+        "plain",
+        "greedy",
+        "_random",
+        "_counts",
+        "_seen",
+        "_num_seen",
+        "_banned",
+    )
 
     def __init__(self, request: Request, vocab_size: int) -> None:
         self.request = request
@@ -71,9 +83,11 @@ class SamplerState:
         return float(self._random.random())
 
     def process(self, logits: FloatArray, tokens: list[int]) -> FloatArray:
-        """Return a changed copy of one row: temperature, penalties and bans; `tokens` is all so far."""
+        """Return a copy of a row with temperature, penalties, bans; `tokens` is all so far."""
         params = self.request.sampling
-        scale = 1.0 / params.temperature if params.temperature > 0.0 else 1.0
+        scale = 1.0
+        if params.temperature > 0.0:
+            scale = 1.0 / max(params.temperature, _MIN_TEMPERATURE)
         row = logits * np.float32(scale)
         if self._counts is not None:
             seen = self._seen[: self._num_seen]
@@ -144,10 +158,10 @@ def _choose(logits: FloatArray, state: SamplerState, tokens: list[int]) -> int |
 
 
 def _log_prob(logits: FloatArray, token: int, state: SamplerState) -> float | None:
-    """Return log softmax(logits)[token] of the model's own logits, whatever the sampling parameters.
+    """Return log softmax(logits)[token] of the model's own logits, before any parameter applies.
 
-    Source: the "raw" log-probabilities of TensorRT-LLM's PyTorch backend and of vLLM 1; TensorRT-LLM's
-    C++ layers normalize over what top-k and top-p left.
+    Source: the "raw" log-probabilities of TensorRT-LLM's PyTorch backend and of vLLM 1;
+    TensorRT-LLM's C++ layers normalize over what top-k and top-p left.
     """
     if not state.request.return_log_probs:
         return None

@@ -1,4 +1,4 @@
-"""Who runs in the next step, with how many tokens and in which blocks. Integers only, no tensors."""
+"""Who runs in the next step, with how many tokens and in which blocks: integers only."""
 
 from bisect import insort
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ BatchSchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """`policy` says what happens when blocks run out: "guaranteed_no_evict" admits only what is sure
-    to finish, "max_utilization" admits what fits now and preempts later.
+    """`policy` says what happens when blocks run out: "guaranteed_no_evict" admits only what is
+    sure to finish, "max_utilization" admits what fits now and preempts later.
 
-    Without `enable_chunked_context` a prompt is computed in one step. A preempted sequence longer than
-    a step is recomputed in chunks in any case: it could not come back otherwise.
+    Without `enable_chunked_context` a prompt is computed in one step. A preempted sequence longer
+    than a step is recomputed in chunks in any case: it could not come back otherwise.
     """
 
     policy: BatchSchedulerPolicy = "guaranteed_no_evict"
@@ -128,7 +128,7 @@ class Scheduler:
         return generation
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Send a running sequence back to the queue; its tokens so far are its prompt from now on."""
+        """Send a running sequence back to the queue; its tokens so far are its prompt now."""
         assert self.config.policy == "max_utilization", "guaranteed_no_evict ran out of blocks"
         self._stop(sequence)
         self.num_preempted += 1
@@ -161,8 +161,7 @@ class Scheduler:
 
     def _may_chunk(self, sequence: Sequence) -> bool:
         return (
-            self.config.enable_chunked_context
-            or len(sequence.tokens) > self.limits.max_num_tokens
+            self.config.enable_chunked_context or len(sequence.tokens) > self.limits.max_num_tokens
         )
 
     def _find_prefix(self, sequence: Sequence) -> list[int]:

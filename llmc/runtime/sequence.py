@@ -11,8 +11,8 @@ from llmc.runtime.text import TextStream
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
     """`tokens` is the prompt and every token generated so far; the KV of the first `num_computed`
-    of them is in `blocks`. What is left to compute is the whole difference: a prompt, a chunk of one,
-    the one token sampled last, or (after preemption) all of it again."""
+    of them is in `blocks`. What is left to compute is the whole difference: a prompt, a chunk of
+    one, the one token sampled last, or (after preemption) all of it again."""
 
     request_id: int
     request: Request
@@ -52,7 +52,7 @@ class Sequence:
 
     @property
     def max_cached_tokens(self) -> int:
-        """Tokens in the KV cache when the output is as long as allowed; the last is never fed back."""
+        """Tokens in the KV cache of the longest output allowed; the last is never fed back."""
         return self.num_prompt + self.request.max_tokens - 1
 
     def extend_digests(self, count: int, tokens_per_block: int) -> list[bytes]:

@@ -35,8 +35,8 @@ class Session:
     ) -> Iterator[str]:
         """Continue `prompt` and yield text as it comes; closing the iterator cancels the request.
 
-        `max_tokens` None is as many as the engine's `max_seq_len` leaves. Raises: ServeError when the
-        request is refused, at the call, or fails, while iterating.
+        `max_tokens` None is as many as the engine's `max_seq_len` leaves. Raises: ServeError when
+        the request is refused, at the call, or fails, while iterating.
         """
         prompt_ids = tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
         limit = self.executor.limits.max_seq_len

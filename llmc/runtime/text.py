@@ -43,7 +43,7 @@ class StopMatcher:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
+    """Return the length of the longest end of `text` that begins `stop` without being all of it."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length
@@ -53,7 +53,8 @@ def _overlap(text: str, stop: str) -> int:
 class TextStream:
     """The text of one request. Without a decoder it is empty.
 
-    `matches` says that the text decides when the request ends, so that it must keep up with the tokens.
+    `matches` says that the text decides when the request ends, so that it must keep up with the
+    tokens.
     """
 
     __slots__ = ("_decoder", "_matcher", "_pending", "matches")
@@ -61,7 +62,7 @@ class TextStream:
     def __init__(
         self, decoder: Decoder | None, *, stops: tuple[str, ...], prefix: tuple[int, ...] = ()
     ) -> None:
-        """`prefix` are tokens shown before the first generated one; no stop string is sought there."""
+        """`prefix` are tokens shown before the generated ones; no stop string is sought there."""
         assert decoder is not None or not stops, "stop strings need a decoder"
         self._decoder = decoder
         self._matcher = StopMatcher(stops)

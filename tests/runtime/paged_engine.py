@@ -1,9 +1,9 @@
-"""A tiny real attention model over a paged KV pool, in numpy, for tests of everything above an engine.
+"""A tiny real attention model over a paged KV pool, to test everything above an engine.
 
-It is honest: keys and values are written and read through the block tables only, unwritten slots are
-NaN, and positions enter the model, so that a wrong block, position or length changes the output. Every
-token is computed by itself in float64, so that its logits are the same bits however the tokens are
-batched or chunked. `recompute_logits` is the same model without pages or batches.
+It is honest: keys and values are written and read through the block tables only, unwritten slots
+are NaN, and positions enter the model, so that a wrong block, position or length changes the
+output. Every token is computed by itself in float64, so that its logits are the same bits however
+the tokens are batched or chunked. `recompute_logits` is the same model without pages or batches.
 """
 
 from dataclasses import replace
@@ -36,7 +36,8 @@ class PagedEngine:
         random = np.random.default_rng(seed)
 
         def weights(*shape: int) -> npt.NDArray[np.float64]:
-            return random.standard_normal(shape) / np.sqrt(shape[-1])
+            scaled: npt.NDArray[np.float64] = random.standard_normal(shape) / np.sqrt(shape[-1])
+            return scaled
 
         self.embedding = random.standard_normal((self.limits.vocab_size, HIDDEN))
         self.position = random.standard_normal((self.limits.max_seq_len, HIDDEN))

@@ -86,9 +86,7 @@ def test_end_ids_end_the_output_and_are_not_in_it() -> None:
     end = full[4]
     cut = full[: full.index(end)]
     assert alone(replace(request, end_ids=(end, 60))) == (cut, "end_id")
-    longer, _ = alone(
-        replace(request, end_ids=(end,), sampling=SamplingParams(min_tokens=9))
-    )
+    longer, _ = alone(replace(request, end_ids=(end,), sampling=SamplingParams(min_tokens=9)))
     assert len(longer) >= 9 and longer[: len(cut)] == cut and end not in longer
 
 
@@ -110,7 +108,8 @@ def test_a_streaming_request_reports_each_token_and_log_probs_add_up() -> None:
     for event in events:
         logits = engine.recompute_logits(tokens).astype(np.float64)
         expected = logits[event.token_ids[0]] - np.log(np.exp(logits).sum())
-        assert event.log_probs == [pytest.approx(expected, abs=1e-5)]  # float32 exponentials
+        assert event.log_probs is not None and len(event.log_probs) == 1
+        assert event.log_probs[0] == pytest.approx(expected, abs=1e-5)  # float32 exponentials
         total += event.log_probs[0]
         assert event.cum_log_prob == pytest.approx(total)
         tokens += event.token_ids
@@ -126,6 +125,14 @@ def test_chunked_context_computes_the_same() -> None:
     assert got == alone(request)
     assert [b.num_tokens for b in engine.batches[:8]] == [7] * 7 + [1]
     assert [len(b.logits_rows) for b in engine.batches[:8]] == [0] * 7 + [1]
+
+
+def test_penalties_see_the_generated_tokens() -> None:
+    request = Request(prompt_ids=prompt_of(2, 5), max_tokens=40)
+    assert len(set(alone(request)[0])) < 40
+    never_again = SamplingParams(presence_penalty=1000.0)
+    tokens, _ = alone(replace(request, sampling=never_again))
+    assert len(set(tokens) | set(request.prompt_ids)) == 40 + len(set(request.prompt_ids))
 
 
 def test_prefix_reuse_computes_less_and_the_same() -> None:
@@ -256,7 +263,8 @@ def test_any_mix_answers_like_alone(
     while len(requests) < 9 or live:
         if len(requests) < 9 and driver.random() < 0.5:
             i = len(requests)
-            prompt = driver.choice(roots)[: driver.randint(1, 12)] + prompt_of(i, driver.randint(0, 9))
+            prompt = driver.choice(roots)[: driver.randint(1, 12)]
+            prompt += prompt_of(i, driver.randint(0, 9))
             requests.append(
                 Request(
                     prompt_ids=prompt,

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -15,12 +17,12 @@ def row_of(seed: int, scale: float = 3.0, size: int = VOCAB) -> npt.NDArray[np.f
     return (scale * np.random.default_rng(seed).standard_normal(size)).astype(np.float32)
 
 
-def state_of(vocab: int = VOCAB, **fields: object) -> SamplerState:
+def state_of(vocab: int = VOCAB, **fields: Any) -> SamplerState:
     names = {f for f in Request.__dataclass_fields__ if f in fields}
     request = {name: fields.pop(name) for name in names}
-    params = SamplingParams(**fields)  # type: ignore[arg-type]
+    params = SamplingParams(**fields)
     request = {"prompt_ids": (1, 2, 3), "max_tokens": 400, **request}
-    return SamplerState(Request(sampling=params, **request), vocab)  # type: ignore[arg-type]
+    return SamplerState(Request(sampling=params, **request), vocab)
 
 
 def one(logits: npt.NDArray[np.float32], state: SamplerState, tokens: list[int]) -> int:
@@ -111,7 +113,7 @@ def test_frequencies_follow_the_probabilities() -> None:
         ({"min_p": 0.1}, False),
     ],
 )
-def test_what_is_greedy(fields: dict[str, float], greedy: bool) -> None:
+def test_what_is_greedy(fields: dict[str, Any], greedy: bool) -> None:
     state = state_of(**fields)
     assert state.greedy is greedy
     row = row_of(3)
@@ -152,7 +154,8 @@ def reference_process(
         count = tokens.count(token)
         if count:
             value = out[token]
-            value = value * params.repetition_penalty if value < 0 else value / params.repetition_penalty
+            penalty = params.repetition_penalty
+            value = value * penalty if value < 0 else value / penalty
             out[token] = value - params.presence_penalty - params.frequency_penalty * count
     return out
 
@@ -192,6 +195,11 @@ def test_penalties_match_a_slow_reference(
     expected = reference_process(row, state.request.sampling, tokens)
     np.testing.assert_allclose(changed, expected, rtol=1e-5, atol=1e-5)  # float32 against float64
     assert one(row, state, tokens) == int(expected.argmax())
+
+
+def test_a_tiny_temperature_is_greedy_and_not_an_overflow() -> None:
+    row = row_of(8)
+    assert one(row, state_of(top_k=0, temperature=1e-300), [1, 2, 3]) == int(row.argmax())
 
 
 def test_repetition_penalty_breaks_a_loop() -> None:
@@ -239,7 +247,7 @@ def test_log_probs_are_those_of_the_models_own_logits() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"top_k": 0}, {"top_p": 0.5}, {"repetition_penalty": 1.1}])
-def test_a_row_without_a_finite_choice_stops_only_its_request(fields: dict[str, float]) -> None:
+def test_a_row_without_a_finite_choice_stops_only_its_request(fields: dict[str, Any]) -> None:
     rows = np.stack([row_of(1), row_of(2), row_of(3)])
     rows[1, 17] = np.nan
     rows[2] = -np.inf

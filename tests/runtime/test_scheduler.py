@@ -63,7 +63,7 @@ def make(
 
 
 def run_step(scheduler: Scheduler) -> dict[int, int]:
-    """Do one step as the batcher does, every finished row yielding token 99; return id -> tokens."""
+    """Do one step as the batcher does, each row of logits yielding 99; return id -> tokens."""
     step = scheduler.schedule()
     check(scheduler, step)
     sampled = [s.sequence for s in step if s.wants_logits]
@@ -198,6 +198,37 @@ def test_prefix_reuse_skips_full_blocks_but_leaves_a_token() -> None:
     while scheduler.running:
         run_step(scheduler)
     assert scheduler.blocks.num_used == 0 and scheduler.blocks.num_cached > 0
+
+
+def test_only_computed_blocks_are_reused() -> None:
+    scheduler = scheduler_of(reuse=True)
+    scheduler.add(make(1, 40, token=5))
+    assert run_step(scheduler) == {1: 16}
+    scheduler.add(make(2, 40, token=5))
+    assert run_step(scheduler) == {1: 16}
+    assert run_step(scheduler) == {1: 8, 2: 8}, "32 tokens were computed when 2 started"
+    assert scheduler.num_reused_blocks == 8
+
+
+def test_max_utilization_keeps_headroom_for_those_already_running() -> None:
+    scheduler = scheduler_of("max_utilization", num_blocks=4)
+    scheduler.add(make(1, 8, 4))
+    scheduler.add(make(2, 8, 4))
+    assert run_step(scheduler) == {1: 8}, "2 blocks are left, 1 is about to take one"
+    assert [set(run_step(scheduler)) for _ in range(4)] == [{1}, {1}, {1}, {2}]
+    assert scheduler.num_preempted == 0
+
+
+def test_blocks_of_a_preempted_sequence_are_not_given_to_a_newcomer() -> None:
+    scheduler = scheduler_of("max_utilization", num_blocks=5)
+    for i in (1, 2):
+        scheduler.add(make(i, 8, 12))
+    assert run_step(scheduler) == {1: 8, 2: 8}
+    scheduler.add(make(3, 1, 2, priority=0.9))
+    assert run_step(scheduler) == {1: 1}, "both need the fifth block"
+    assert scheduler.num_preempted == 1
+    assert [s.request_id for s in scheduler.waiting] == [2, 3], "not even one with priority"
+    assert 3 in run_step(scheduler)
 
 
 def test_shared_blocks_count_once_against_the_pool() -> None:

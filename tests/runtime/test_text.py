@@ -54,7 +54,7 @@ def test_pieces_do_not_matter(stops: list[str], pieces: list[str]) -> None:
 
 
 class Bytes:
-    """Tokens are bytes; a character is shown when complete, what is cut off at the end as U+FFFD."""
+    """Tokens are bytes; a character is shown when complete, a cut one at the end as U+FFFD."""
 
     def __init__(self) -> None:
         self._held = b""
