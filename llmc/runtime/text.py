@@ -44,10 +44,11 @@ class StopMatcher:
 
 def _overlap(text: str, stop: str) -> int:
     """Return the length of the longest end of `text` that begins `stop` without being all of it."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+    tail = text[max(0, len(text) - len(stop) + 1) :]
+    start = tail.find(stop[0])
+    while start >= 0 and not stop.startswith(tail[start:]):
+        start = tail.find(stop[0], start + 1)
+    return len(tail) - start if start >= 0 else 0
 
 
 class TextStream:
