@@ -114,7 +114,7 @@ def generate(
 
 
 def summarize(pieces: "Iterator[GeneratePiece]") -> dict[str, Any]:
-    """Read an answer to its end; return text, counts, times in milliseconds, and what was asked for."""
+    """Read an answer to its end; return its text, counts, times and log probabilities."""
     start = time.perf_counter()
     first: float | None = None
     text: list[str] = []

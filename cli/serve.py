@@ -41,9 +41,9 @@ def serve(
 ) -> None:
     """Serve a model repository with tritonserver until SIGINT or SIGTERM.
 
-    Prints one line when every model is ready. On the first signal running requests are finished, on
-    the second everything ends at once. The server's log goes to --log-file, else to llmc's debug log;
-    its end is shown when the server fails.
+    Prints one line when every model is ready. On the first signal running requests are finished,
+    on the second everything ends at once. The server's log goes to --log-file, else to llmc's debug
+    log; its end is shown when the server fails.
 
     Examples:
 

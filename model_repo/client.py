@@ -21,7 +21,7 @@ from llmc.errors import ServeError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """What the text models (`ensemble`, `tensorrt_llm_bls`) are asked; None leaves the default theirs.
+    """What `ensemble` and `tensorrt_llm_bls` are asked; None leaves the default to them.
 
     With `apply_chat_template`, `text_input` is a JSON list of messages.
     """
@@ -165,7 +165,6 @@ def _as_serve_error(url: str) -> Iterator[None]:
 
 
 def _serve_error(url: str, error: Any) -> ServeError:
-    """What the server says, without the names of ensemble and models Triton puts in front."""
     message = error.message() if isinstance(error, InferenceServerException) else str(error)
     unreachable = "UNAVAILABLE" in str(error) or "failed to connect" in message.lower()
     return ServeError(
@@ -180,8 +179,8 @@ _SERIES = re.compile(r"^(?P<family>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$")
 def read_metrics(url: str, *, timeout_seconds: float = 5.0) -> dict[tuple[str, str], float]:
     """Return llmc's metrics at `url` (host:port of metrics), by family and kind.
 
-    For example ("nv_trt_llm_kv_cache_block_metrics", "used"). Triton's own series, whose labels name
-    only a model and a version, are not in it. Raises: ServeError when the server is not there.
+    For example ("nv_trt_llm_kv_cache_block_metrics", "used"). Triton's own series are not in it.
+    Raises: ServeError when the server is not there.
     """
     try:
         with urllib.request.urlopen(f"http://{url}/metrics", timeout=timeout_seconds) as answer:

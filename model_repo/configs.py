@@ -91,19 +91,22 @@ def tensorrt_llm(options: RepositoryOptions, engine: EngineFacts) -> ModelSpec:
 
 
 def postprocessing(options: RepositoryOptions, engine: EngineFacts) -> ModelSpec:
-    """Token ids to text. Instances that overtake each other would scramble a stream."""
+    """Token ids to text, in the order they come.
+
+    One instance and no dynamic batching: instances would overtake each other and scramble a
+    stream, and the batcher would swallow the cancelled requests by which this model learns that a
+    client of the ensemble is gone.
+    """
     return ModelSpec(
         name="postprocessing",
         max_batch_size=_max_batch_size(options, engine),
         inputs=signatures.POSTPROCESSING_INPUTS,
         outputs=signatures.POSTPROCESSING_OUTPUTS,
         instance_count=options.postprocessing_instance_count,
-        dynamic_batching=DynamicBatching(
-            preserve_ordering=options.postprocessing_instance_count > 1
-        ),
         parameters={
             "tokenizer_dir": engine.path,
             "skip_special_tokens": _flag(options.skip_special_tokens),
+            "tensorrt_llm_model_name": "tensorrt_llm",
         },
     )
 

@@ -33,6 +33,11 @@ def emit_repository(engine_dir: Path, output: Path, options: RepositoryOptions) 
             f" {engine.max_batch_size}",
             hint="build the engine with a larger build.max_batch_size",
         )
+    if options.decoupled and options.postprocessing_instance_count > 1:
+        raise UnsupportedError(
+            f"postprocessing_instance_count: {options.postprocessing_instance_count} with decoupled"
+            " true: instances would overtake each other and scramble streamed text, expected 1"
+        )
     specs = [config(options, engine) for config in CONFIGS]
     assert tuple(spec.name for spec in specs) == MODELS
     for spec in specs:

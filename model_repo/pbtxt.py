@@ -61,7 +61,6 @@ def _set_batching(message: Any, batching: DynamicBatching) -> None:
     if batching.preferred_batch_size is not None:
         message.preferred_batch_size.append(batching.preferred_batch_size)
     message.max_queue_delay_microseconds = batching.max_queue_delay_microseconds
-    message.preserve_ordering = batching.preserve_ordering
     message.priority_levels = batching.priority_levels
     # A request that names no priority gets the lowest one.
     message.default_priority_level = batching.priority_levels

@@ -1,7 +1,7 @@
 """The tensors of every model: names, types and shapes of TensorRT-LLM's inflight_batcher_llm.
 
 A client written for that repository finds every tensor it knows. What llmc adds is optional on
-the way in and extra on the way out: `apply_chat_template`, `min_p`, `OUTPUT_TEXT`,
+the way in and extra on the way out: `apply_chat_template`, `min_p`, `OUTPUT_TEXT`, `STOP_ID`,
 `finish_reason`, token counts. Which inputs a request may really set is runtime's business
 (llmc.runtime.triton_request).
 
@@ -63,6 +63,7 @@ POSTPROCESSING_INPUTS = (
     *_required("INT32", "TOKENS_BATCH", dims=(-1, -1)),
     *_required("INT32", "SEQUENCE_LENGTH", dims=(-1,)),
     *_optional("STRING", "OUTPUT_TEXT", dims=(-1,)),
+    *_optional("STRING", "STOP_ID"),
 )
 POSTPROCESSING_OUTPUTS = _required("STRING", "OUTPUT", dims=(-1,))
 
@@ -132,6 +133,7 @@ TENSORRT_LLM_OUTPUTS = (
     *_GENERATION_OUTPUTS,
     *_required("UINT8", "context_phase_params", dims=(-1,)),
     *_required("STRING", "OUTPUT_TEXT", dims=(-1,)),
+    *_required("STRING", "STOP_ID"),
 )
 
 _TEXT_INPUTS = (
@@ -241,6 +243,7 @@ POSTPROCESSING_FROM_TENSORRT_LLM = {
     "TOKENS_BATCH": "output_ids",
     "SEQUENCE_LENGTH": "sequence_length",
     "OUTPUT_TEXT": "OUTPUT_TEXT",
+    "STOP_ID": "STOP_ID",
 }
 """postprocessing's input → the output of tensorrt_llm it comes from."""
 

@@ -26,7 +26,6 @@ class DynamicBatching:
     max_queue_delay_microseconds: int = 0
     max_queue_size: int = 0
     priority_levels: int = 0
-    preserve_ordering: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ inflight_batcher_llm/src/utils.cc for meanings and defaults.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -221,10 +222,7 @@ def _words(inputs: Mapping[str, Array], name: str, row: int) -> tuple[tuple[int,
     ends = [end for end in words[1].tolist() if end != -1]
     if any(not 0 < end <= len(tokens) for end in ends) or ends != sorted(ends):
         raise ServeError(f"{name}: ends {ends} are not ascending within {len(tokens)} tokens")
-    starts = [0, *ends[:-1]]
-    return tuple(
-        tuple(tokens[start:end]) for start, end in zip(starts, ends, strict=True) if start < end
-    )
+    return tuple(tuple(tokens[start:end]) for start, end in pairwise([0, *ends]) if start < end)
 
 
 def make_word_lists(rows: Sequence[Sequence[Sequence[int]]]) -> npt.NDArray[np.int32]:

@@ -24,6 +24,7 @@ class TritonPythonModel:
         parameters = json.loads(args["model_config"])["parameters"]
         repository = Path(args["model_repository"]).parent
         self._tokenizer = Tokenizer.open(repository / parameters["tokenizer_dir"]["string_value"])
+        self._llm = parameters["tensorrt_llm_model_name"]["string_value"]
         self._skip_special_tokens = parameters["skip_special_tokens"]["string_value"] == "true"
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -33,6 +34,8 @@ class TritonPythonModel:
     def _answer(self, request: Any) -> Any:
         try:
             inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            if "STOP_ID" in inputs and request.is_cancelled():
+                self._stop(str(inputs["STOP_ID"].reshape(-1)[0], "utf-8"))
             text = inputs.get("OUTPUT_TEXT")
             if text is None:
                 text = self._decode(inputs["TOKENS_BATCH"], inputs["SEQUENCE_LENGTH"])
@@ -42,6 +45,29 @@ class TritonPythonModel:
         except Exception as error:
             pb_utils.Logger.log_error(traceback.format_exc())
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(repr(error)))
+
+    def _stop(self, stop_id: str) -> None:
+        """Tell tensorrt_llm that the client of an ensemble is gone.
+
+        Triton's ensemble cancels only the step it schedules next, which is this one: the one
+        whose tokens come too late. Source: triton-inference-server/core, ensemble_scheduler.cc,
+        ScheduleSteps.
+        """
+        one = np.ones((1, 1), np.int32)
+        request = pb_utils.InferenceRequest(
+            model_name=self._llm,
+            request_id=stop_id,
+            inputs=[
+                pb_utils.Tensor("input_ids", one),
+                pb_utils.Tensor("input_lengths", one),
+                pb_utils.Tensor("request_output_len", one),
+                pb_utils.Tensor("stop", np.ones((1, 1), np.bool_)),
+            ],
+            requested_output_names=[],
+        )
+        for response in request.exec(decoupled=True):
+            if response.has_error():
+                pb_utils.Logger.log_error(response.error().message())
 
     def _decode(self, tokens: Any, lengths: Any) -> Any:
         """Decode tokens [batch, beams, length], of which lengths [batch, beams] are valid."""

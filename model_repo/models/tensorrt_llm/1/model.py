@@ -8,11 +8,13 @@ import json
 import threading
 import time
 import traceback
+import uuid
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from llmc.errors import LlmcError, ServeError
@@ -29,12 +31,14 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 class Message:
     """One request of Triton's, which may carry several rows, each a request of the executor's.
 
+    `client_id` is the client's request id, `stop_id` an own one that postprocessing gets to see.
     `num_open` counts the rows without a last response; `refused` says that the client has its
     error.
     """
 
     sender: Any
     client_id: str
+    stop_id: str
     num_rows: int
     num_open: int
     refused: bool = False
@@ -92,7 +96,8 @@ class TritonPythonModel:
             read_request(inputs, row, defaults=self._defaults, session=self._session)
             for row in range(max(num_rows, 1))
         ]
-        message = Message(sender, request.request_id(), len(rows), len(rows))
+        stop_id = str(uuid.uuid4())
+        message = Message(sender, request.request_id(), stop_id, len(rows), len(rows))
         self._enqueue(rows, message)
 
     def _enqueue(self, rows: list[Request], message: Message) -> None:
@@ -126,17 +131,22 @@ class TritonPythonModel:
             answer = pb_utils.InferenceResponse(error=pb_utils.TritonError(response.error))
         else:
             tensors = response_tensors(response, row=row, num_rows=message.num_rows)
+            tensors["STOP_ID"] = np.array([[message.stop_id.encode()]], np.object_)
             answer = pb_utils.InferenceResponse(
                 output_tensors=[pb_utils.Tensor(name, array) for name, array in tensors.items()]
             )
         message.sender.send(answer, flags=0 if message.num_open else FINAL)
 
-    def _stop(self, client_id: str, sender: Any) -> None:
+    def _stop(self, given_id: str, sender: Any) -> None:
         """Cancel what was sent with this request id, as TensorRT-LLM's `stop` does."""
-        if not client_id:
+        if not given_id:
             raise ServeError("stop: true needs the request id of the request to stop")
         with self._lock:
-            ids = [key for key, value in self._in_flight.items() if value.client_id == client_id]
+            ids = [
+                request_id
+                for request_id, message in self._in_flight.items()
+                if given_id in (message.client_id, message.stop_id)
+            ]
         for request_id in ids:
             self._session.executor.cancel(request_id)
         sender.send(pb_utils.InferenceResponse(output_tensors=[]), flags=FINAL)
