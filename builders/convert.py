@@ -224,7 +224,7 @@ def _tasks(
     writers: list[SafetensorsWriter],
     advance: Callable[[int], None],
 ) -> Iterator[Callable[[], None]]:
-    """Yield one task per tensor and rank; ranks of one tensor together, while it is in the cache."""
+    """Yield one task per tensor and rank; ranks of one tensor together, while it is cached."""
     tp_size, pp_size = config.mapping.tp_size, config.mapping.pp_size
     for stage in range(pp_size):
         first = stage * tp_size

@@ -1,0 +1,145 @@
+"""What every family must keep, tested on the day its line is added.
+
+The model comes from transformers itself, so that tensor names and config keys are the real ones.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from llmc.builders.convert import convert
+from llmc.builders.families import FAMILIES
+from llmc.builders.families.family import load_family, unhandled_settings
+from llmc.builders.hf.reader import HfWeights
+from llmc.checkpoint import Checkpoint, CheckpointConfig, Quantization, TensorSpec, tensor_specs
+from llmc.log import NullProgress
+from llmc.mapping import Mapping
+from tests.builders.hf_models import TINY, tiny_config
+
+SPLITS = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+    import transformers
+
+    architecture = request.param
+    settings = tiny_config(architecture)
+    for key in ("architectures", "torch_dtype"):
+        del settings[key]
+    config = transformers.AutoConfig.for_model(**settings)
+    torch.manual_seed(0)
+    model = getattr(transformers, architecture)(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)  # biases and norms, too, must differ everywhere
+    directory = tmp_path_factory.mktemp(architecture)
+    model.save_pretrained(directory)
+    return directory
+
+
+def convert_to(
+    model_dir: Path, output_dir: Path, *, tp: int = 1, pp: int = 1, **choices: Any
+) -> Checkpoint:
+    output_dir.mkdir()
+    convert(
+        model_dir,
+        output_dir,
+        dtype=None,
+        mapping=Mapping(tp_size=tp, pp_size=pp),
+        quantization=Quantization(),
+        progress=NullProgress(),
+        workers=2,
+        **choices,
+    )
+    return Checkpoint.open(output_dir)
+
+
+def test_every_family_has_a_tiny_model() -> None:
+    assert TINY.keys() == FAMILIES.keys()
+
+
+def test_every_weight_of_the_schema_is_the_source_rows(model_dir: Path, tmp_path: Path) -> None:
+    checkpoint = convert_to(model_dir, tmp_path / "whole")
+    family = load_family(checkpoint.config.arch.architecture)
+    source = HfWeights.open(model_dir)
+    assert source.reasons == []
+    unread = set(source.infos)
+    for spec in tensor_specs(checkpoint.config, 0):
+        names = family.sources(spec)
+        unread -= set(names)
+        wanted = np.concatenate(
+            [source.read_rows(name, 0, source.infos[name].shape[0]) for name in names]
+        )
+        np.testing.assert_array_equal(checkpoint.rank(0).read(spec.name), wanted, spec.name)
+    assert not unread
+
+
+@pytest.mark.parametrize("embedding_sharding_dim", [None, 0, 1])
+@pytest.mark.parametrize(("tp", "pp"), SPLITS)
+def test_what_was_split_rejoins(
+    tp: int, pp: int, embedding_sharding_dim: int | None, model_dir: Path, tmp_path: Path
+) -> None:
+    whole = convert_to(model_dir, tmp_path / "whole")
+    split = convert_to(
+        model_dir,
+        tmp_path / "split",
+        tp=tp,
+        pp=pp,
+        use_parallel_embedding=embedding_sharding_dim is not None,
+        embedding_sharding_dim=embedding_sharding_dim or 0,
+    )
+    names = set()
+    layers_per_stage = split.config.arch.num_hidden_layers // pp
+    for stage in range(pp):
+        for spec in tensor_specs(split.config, stage * tp):
+            names.add(spec.name)
+            local = spec.local_name(stage * layers_per_stage)
+            parts = [split.rank(stage * tp + rank).read(local) for rank in range(tp)]
+            np.testing.assert_array_equal(
+                rejoin(spec, parts), whole.rank(0).read(spec.name), spec.name
+            )
+    assert names == whole.rank(0).infos.keys()
+
+
+def rejoin(spec: TensorSpec, parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Undo the split the slow way: unit by unit, each from the first rank that holds it."""
+    if spec.axis is None:
+        for part in parts[1:]:
+            np.testing.assert_array_equal(part, parts[0], spec.name)
+        return parts[0]
+    axis, tp_size = spec.axis, len(parts)
+    joined: list[npt.NDArray[Any]] = []
+    offset = 0
+    for segment in spec.segments:
+        units_per_rank = max(1, -(-segment.count // tp_size))
+        length = units_per_rank * segment.size
+        pieces = [part.take(range(offset, offset + length), axis) for part in parts]
+        replicas = max(1, tp_size // segment.count)
+        for rank, piece in enumerate(pieces):
+            np.testing.assert_array_equal(piece, pieces[rank // replicas * replicas])
+        together = np.concatenate(pieces[::replicas], axis)
+        assert not together.take(range(segment.length, together.shape[axis]), axis).any()
+        joined.append(together.take(range(segment.length), axis))
+        offset += length
+    assert all(part.shape[axis] == offset for part in parts)
+    return np.concatenate(joined, axis)
+
+
+def test_our_own_config_is_handled_and_another_is_not(model_dir: Path, tmp_path: Path) -> None:
+    data = convert_to(model_dir, tmp_path / "whole").config.to_json()
+    assert unhandled_settings(CheckpointConfig.from_json(data).arch) == []
+    family = load_family(data["architecture"])
+    for key in family.settings:
+        changed = CheckpointConfig.from_json(data | {key: "other"}).arch
+        assert unhandled_settings(changed) == [f"{key}: 'other', expected {family.settings[key]!r}"]
+    changed = CheckpointConfig.from_json(data | {"position_embedding_type": "alibi"}).arch
+    assert unhandled_settings(changed) == [
+        "position_embedding_type: 'alibi', expected 'rope_gpt_neox'"
+    ]
+    assert unhandled_settings(CheckpointConfig.from_json(data | {"new": 1, "off": 0}).arch) == [
+        "new: 1, expected no such setting"
+    ]
