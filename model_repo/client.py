@@ -3,7 +3,7 @@
 Leaving the iterator early cancels the request in the server.
 """
 
-import contextlib
+import logging
 import queue
 import re
 import urllib.error
@@ -17,6 +17,8 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from llmc.errors import ServeError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +116,17 @@ def generate(
     client = triton.InferenceServerClient(url)
     finished = False
     try:
-        with _as_serve_error(url):
-            client.start_stream(lambda result, error: responses.put((result, error)))
+        client.start_stream(lambda result, error: responses.put((result, error)))
+        try:
             client.async_stream_infer(
                 model,
                 make_inputs(request),
                 request_id=request_id,
                 enable_empty_final_response=True,
             )
+        except InferenceServerException:
+            # The stream has failed already; why is what the callback was told, and is raised below.
+            log.debug("%s: request not sent", url, exc_info=True)
         while not finished:
             try:
                 result, error = responses.get(timeout=timeout_seconds)
@@ -154,14 +159,6 @@ def _read_piece(result: Any) -> GeneratePiece:
         log_probs=None if log_probs is None else tuple(log_probs.reshape(-1).tolist()),
         cum_log_prob=scalar("cum_log_probs"),
     )
-
-
-@contextlib.contextmanager
-def _as_serve_error(url: str) -> Iterator[None]:
-    try:
-        yield
-    except InferenceServerException as error:
-        raise _serve_error(url, error) from error
 
 
 def _serve_error(url: str, error: Any) -> ServeError:

@@ -32,11 +32,15 @@ OnResponse = Callable[[Response], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorConfig:
-    """How an engine is served. `max_queue_size` bounds the requests accepted and not finished."""
+    """How an engine is served. `max_queue_size` bounds the requests accepted and not finished.
+
+    `skip_special_tokens` leaves special tokens out of the text.
+    """
 
     kv: KvCacheConfig = field(default_factory=KvCacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     max_queue_size: int | None = None
+    skip_special_tokens: bool = True
 
 
 class Executor:
@@ -159,7 +163,10 @@ class Executor:
         self.shutdown(drain=exc is None)
 
     def _new_sequence(self, request: Request) -> Sequence:
-        decoder = IncrementalDecoder(self._tokenizer) if self._tokenizer is not None else None
+        decoder = None
+        if self._tokenizer is not None:
+            skip = self._config.skip_special_tokens
+            decoder = IncrementalDecoder(self._tokenizer, skip_special_tokens=skip)
         return Sequence(
             request_id=next(self._ids),
             request=request,

@@ -37,6 +37,7 @@ def read_executor_config(parameters: Mapping[str, str]) -> ExecutorConfig:
             enable_chunked_context=read_flag(parameters, "enable_chunked_context"),
             enable_kv_cache_reuse=read_flag(parameters, "enable_kv_cache_reuse"),
         ),
+        skip_special_tokens=read_flag(parameters, "skip_special_tokens"),
     )
 
 
