@@ -265,7 +265,8 @@ def peak_bytes():
 
 before = peak_bytes()
 convert(Path(sys.argv[1]), Path(sys.argv[2]), dtype="float16", mapping=Mapping(tp_size=2),
-        quantization=Quantization(), use_parallel_embedding=True, progress=NullProgress(), workers=2)
+        quantization=Quantization(), use_parallel_embedding=True, progress=NullProgress(),
+        workers=2)
 print(peak_bytes() - before)
 """
 
