@@ -6,26 +6,13 @@ stage, the last stage hands the logits back to rank 0, which samples.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from llmc.builders.families.family import unhandled_settings
 from llmc.checkpoint import CheckpointConfig, unsplittable
 from llmc.errors import UnsupportedError
 from llmc.mapping import Mapping
 from llmc.plugins import graph
 from llmc.plugins.graph import Attr, Network, OpCall
-
-
-_NEUTRAL_SETTINGS: dict[str, Any] = {
-    "fc_after_embed": False,
-    "layer_idx_offset": 0,
-    "residual_mlp": False,
-    "use_input_layernorm_in_first_layer": True,
-    "use_last_layernorm": True,
-}
-"""Settings of TensorRT-LLM's LLaMAConfig that add or drop ops, at the value this network has.
-
-Source: NVIDIA/TensorRT-LLM 0.17 tensorrt_llm/models/llama/{config,model}.py.
-"""
 
 
 def build_network(config: CheckpointConfig, rank: int) -> Network:
@@ -45,17 +32,7 @@ def unsupported(config: CheckpointConfig) -> list[str]:
     reasons = unsplittable(config)
     if config.mapping.cp_size > 1:
         reasons.append(f"mapping.cp_size: {config.mapping.cp_size}, expected 1")
-    for name, wanted in (("position_embedding_type", "rope_gpt_neox"), ("hidden_act", "silu")):
-        found = getattr(arch, name)
-        if found != wanted:
-            reasons.append(f"{name}: {found!r}, expected {wanted!r}")
-    for name, neutral in _NEUTRAL_SETTINGS.items():
-        found = arch.family_settings.get(name, neutral)
-        if found != neutral:
-            reasons.append(f"{name}: {found!r}, expected {neutral!r}")
-    experts = (arch.family_settings.get("moe") or {}).get("num_experts", 0)
-    if experts:
-        reasons.append(f"moe.num_experts: {experts}, expected 0")
+    reasons += unhandled_settings(arch)
     for layer in range(arch.num_hidden_layers):
         prefix = f"transformer.layers.{layer}.mlp"
         quantizes = config.quantization.quantizes

@@ -83,17 +83,28 @@ def unhandled_settings(arch: ModelArch) -> list[str]:
     """Return what a checkpoint's config.json sets that the network of its family would not honour.
 
     Our own checkpoints never do; one written elsewhere may.
-    Raises: UnsupportedError for an unknown architecture.
     """
+    if arch.architecture not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        return [f"architecture: {arch.architecture!r}, expected one of {known}"]
     family = load_family(arch.architecture)
     reasons = []
     for key, wanted in family.arch_values.items():
         if (found := getattr(arch, key)) != wanted:
             reasons.append(f"{key}: {found!r}, expected {wanted!r}")
-    for key, found in arch.family_settings.items():
-        if key in family.settings:
-            if found != family.settings[key]:
-                reasons.append(f"{key}: {found!r}, expected {family.settings[key]!r}")
-        elif found not in (None, False, 0, "", [], {}):
-            reasons.append(f"{key}: {found!r}, expected no such setting")
+    return reasons + _differences(arch.family_settings, family.settings, prefix="")
+
+
+def _differences(found: dict[str, Any], wanted: dict[str, Any], *, prefix: str) -> list[str]:
+    """Return a line per key of `found` that has another value than in `wanted`, or is not there."""
+    reasons = []
+    for key, value in found.items():
+        name = prefix + key
+        if key not in wanted:
+            if value not in (None, False, 0, "", [], {}):
+                reasons.append(f"{name}: {value!r}, expected no such setting")
+        elif isinstance(value, dict) and isinstance(wanted[key], dict):
+            reasons += _differences(value, wanted[key], prefix=f"{name}.")
+        elif value != wanted[key]:
+            reasons.append(f"{name}: {value!r}, expected {wanted[key]!r}")
     return reasons

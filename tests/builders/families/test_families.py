@@ -133,6 +133,8 @@ def test_our_own_config_is_handled_and_another_is_not(model_dir: Path, tmp_path:
     data = convert_to(model_dir, tmp_path / "whole").config.to_json()
     assert unhandled_settings(CheckpointConfig.from_json(data).arch) == []
     family = load_family(data["architecture"])
+    unknown = CheckpointConfig.from_json(data | {"architecture": "XForCausalLM"}).arch
+    assert "architecture: 'XForCausalLM', expected one of" in unhandled_settings(unknown)[0]
     for key in family.settings:
         changed = CheckpointConfig.from_json(data | {key: "other"}).arch
         assert unhandled_settings(changed) == [f"{key}: 'other', expected {family.settings[key]!r}"]
