@@ -1,4 +1,4 @@
-"""Fixtures shared by rooms: one engine and one server for everything that needs a real one."""
+"""Fixtures shared by rooms: the real model, one tiny engine and one server for all who need one."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +8,17 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.model_repo.served import Served
+
+
+SMOLLM2 = Path(__file__).parent.parent / "demo" / "smollm2"
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Directory of SmolLM2-135M-Instruct as Hugging Face has it; the Makefile fetches it."""
+    if not (SMOLLM2 / "config.json").is_file():
+        pytest.skip("no demo/smollm2: make demo/smollm2/config.json")
+    return SMOLLM2
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +33,7 @@ def served_output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def served(
-    served_output: Path, tmp_path_factory: pytest.TempPathFactory
-) -> "Iterator[Served]":
+def served(served_output: Path, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
     """A real tritonserver serving `served_output`."""
     from tests.model_repo.served import serve
 
