@@ -1,8 +1,4 @@
-"""Checked conversion between the float types of weights.
-
-numpy's casts to and from ml_dtypes.bfloat16 hold the interpreter lock; the integer arithmetic here
-does not, so threads convert side by side. Rounding is to nearest, ties to even, everywhere.
-"""
+"""Checked conversion between the float types of weights, rounding to nearest, ties to even."""
 
 from typing import Any
 
@@ -29,22 +25,9 @@ def first_not_finite(array: npt.NDArray[Any]) -> tuple[int, ...] | None:
 def cast(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     """Return `array` of finite values in `dtype`; what is too large for it becomes an infinity.
 
-    Peak memory beyond the result is a float32 copy and an integer copy of the array.
+    The array itself when it has that dtype.
     """
     source = dtype_name(array.dtype)
     assert source in WEIGHT_DTYPES and dtype in WEIGHT_DTYPES, (source, dtype)
-    if source == dtype:
-        return array
-    if source == "bfloat16":
-        bits = array.view(np.uint16).astype(np.uint32)
-        bits <<= 16
-        wide: npt.NDArray[np.float32] = bits.view(np.float32)
-    else:
-        wide = array.astype(np.float32, copy=False)
-    if dtype == "bfloat16":
-        bits = wide.view(np.uint32)
-        # Half of the last kept place, less one unless the kept part is odd: ties go to even.
-        rounded = bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))
-        return (rounded >> 16).astype(np.uint16).view(numpy_dtype("bfloat16"))
     with np.errstate(over="ignore"):
-        return wide.astype(numpy_dtype(dtype), copy=False)
+        return array.astype(numpy_dtype(dtype), copy=False)

@@ -17,7 +17,9 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
+from llmc.builders.hf.config import read_json
 from llmc.builders.hf.preflight import HfModel, examine
 from llmc.builders.slicing import Slice, copy_slice, slices
 from llmc.checkpoint import (
@@ -93,7 +95,7 @@ def convert(
     """Write the checkpoint of `model_dir` into the existing, empty `output_dir`.
 
     `dtype` None keeps the model's. `workers` threads work on tensors of all rank files at once;
-    each takes about 64 MiB. On any failure every file written here is removed again.
+    each takes about 48 MiB. On any failure every file written here is removed again.
     Raises: CheckpointError when the model is at fault, UnsupportedError when the choices are,
     BuildError when the disk is too small.
     """
@@ -271,5 +273,19 @@ def _write_beside(model_dir: Path, model: HfModel, output_dir: Path) -> None:
     if not target.exists() and model.config.token_ids:
         log.info("generation_config.json: absent, token ids taken from config.json")
         target.write_text(json.dumps(model.config.token_ids, indent=2) + "\n", encoding="utf-8")
-    if not (output_dir / "tokenizer.json").exists():
+    tokenizer = output_dir / "tokenizer.json"
+    if not tokenizer.exists():
         log.warning("%s: no tokenizer.json; an engine built from this cannot read text", model_dir)
+    elif (largest := _largest_token_id(read_json(tokenizer))) >= model.arch.vocab_size:
+        # Not refused: fine-tuned models often name a padding token they never use.
+        log.warning(
+            "%s: names token id %d, but vocab_size is %d: the model does not know that token",
+            *(model_dir / "tokenizer.json", largest, model.arch.vocab_size),
+        )
+
+
+def _largest_token_id(tokenizer: dict[str, Any]) -> int:
+    """Return the largest id in a tokenizer.json of the tokenizers library."""
+    vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else range(len(vocabulary))
+    return max([*ids, *(token["id"] for token in tokenizer.get("added_tokens", ()))], default=-1)

@@ -250,6 +250,22 @@ def test_a_pattern_that_excludes_nothing_is_warned_of(
     assert "'*.atention.*' matches no module" in caplog.text and "'lm_head'" not in caplog.text
 
 
+@pytest.mark.parametrize(("padding_id", "warned"), [(100, False), (101, True)])
+@pytest.mark.parametrize("vocabulary", [{"a": 0, "b": 99}, [["a", 0.0]] * 100])
+def test_a_tokenizer_larger_than_the_vocabulary_is_warned_of(
+    vocabulary: Any,
+    padding_id: int,
+    warned: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model_dir = write_tiny(tmp_path / "model", tiny_config())
+    tokenizer = {"model": {"vocab": vocabulary}, "added_tokens": [{"id": padding_id}]}
+    (model_dir / "tokenizer.json").write_text(json.dumps(tokenizer))
+    run(model_dir, tmp_path / "out")
+    assert ("names token id 101, but vocab_size is 101" in caplog.text) is warned
+
+
 MEASURE = """
 import sys
 from pathlib import Path
@@ -273,7 +289,7 @@ print(peak_bytes() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 def test_memory_does_not_grow_with_the_largest_tensor(tmp_path: Path) -> None:
-    """The embedding alone is 192 MiB; two workers hold pieces of 8 MiB in up to seven copies."""
+    """The embedding alone is 192 MiB; two workers hold pieces of 8 MiB in a few copies."""
     config = tiny_config(
         hidden_size=1024, vocab_size=98304, torch_dtype="bfloat16", tie_word_embeddings=True
     )
