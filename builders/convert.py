@@ -112,6 +112,8 @@ def convert(
         reasons = _choice_reasons(config)
         if reasons:
             raise UnsupportedError(f"{model_dir}: cannot be converted this way", reasons)
+        if dtype is None:
+            log.info("dtype: %s, as the model was saved", config.dtype)
         with _removing_on_failure(output_dir):
             _write_rank_files(model, config, output_dir, progress, workers)
             _write_beside(model_dir, model, output_dir)
@@ -128,8 +130,6 @@ def _configure(
     use_parallel_embedding: bool,
     embedding_sharding_dim: int,
 ) -> CheckpointConfig:
-    if dtype is None:
-        log.info("dtype: %s, as the model was saved", model.dtype)
     return CheckpointConfig(
         arch=model.arch,
         dtype=dtype or model.dtype,
