@@ -36,6 +36,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	for file in llmc/model_repo/models/*/1/model.py; do $(BIN)/mypy $$file || exit; done
 	$(BIN)/lint-imports
 
 format: install
