@@ -1,7 +1,7 @@
 """Run one stage of a build, or reuse what it made before.
 
-A stage is a directory made from inputs, a part of the recipe and tools; llmc.artifacts says how it lies
-on disk. This module decides between running and reusing.
+A stage is a directory made from inputs, a part of the recipe and tools; llmc.artifacts says how it
+lies on disk. This module decides between running and reusing.
 """
 
 import fcntl
@@ -42,7 +42,7 @@ def run_stage(
     target: Mapping[str, JsonValue] | None = None,
     force: bool = False,
 ) -> StageResult:
-    """Reuse `final` when it has the same key and is intact; else let `build` fill a staging directory.
+    """Reuse `final` when it is intact and of the same key; else let `build` fill a directory.
 
     `force` runs in any case. The other arguments are those of `artifacts.stage_key`.
     """
@@ -67,8 +67,8 @@ def run_stage(
 def tool_version(*rooms: str) -> str:
     """Return llmc's version and a digest of its shared modules and of `rooms` (packages of llmc).
 
-    The digest makes an edited source tree a different tool: its stages are built again, although its
-    version is the same.
+    The digest makes an edited source tree a different tool: its stages are built again, although
+    its version is the same.
     """
     package = Path(llmc.__file__).parent
     sources = list(package.glob("*.py"))
