@@ -90,8 +90,7 @@ def _wait(process: "ServerProcess", stop: threading.Event) -> None:
     while not stop.wait(0.2):
         if process.returncode is not None:
             raise ServeError(
-                f"tritonserver ended by itself with code {process.returncode}\n"
-                f"{process.log_tail.rstrip()}"
+                f"tritonserver ended by itself with code {process.returncode}\n{process.explain()}"
             )
 
 

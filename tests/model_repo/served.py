@@ -123,4 +123,4 @@ def serve(output: Path, cache: Path) -> Iterator[Served]:
     with ServerProcess(find_tritonserver(None, cache=cache), config) as process:
         assert process.wait_until_ready(threading.Event())
         yield Served(output=output, process=process)
-        assert process.returncode is None, process.log_tail
+        assert process.returncode is None, process.explain()

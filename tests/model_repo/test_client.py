@@ -5,7 +5,8 @@ import pytest
 
 from llmc.errors import ServeError
 from llmc.model_repo import signatures
-from llmc.model_repo.client import TYPES, GenerateRequest, generate, make_inputs, read_metrics
+from llmc.model_repo.client import TYPES, GenerateRequest, generate, make_inputs
+from llmc.model_repo.metrics import read_metrics
 
 WIRE = {"STRING": "BYTES"}
 

@@ -16,7 +16,8 @@ import pytest
 import tritonclient.grpc as triton
 
 from llmc.errors import ServeError
-from llmc.model_repo.client import GeneratePiece, GenerateRequest, generate, read_metrics
+from llmc.model_repo.client import GeneratePiece, GenerateRequest, generate
+from llmc.model_repo.metrics import read_metrics
 from llmc.runtime.engine import KvCacheConfig
 from llmc.runtime.executor import ExecutorConfig
 from llmc.runtime.request import SamplingParams
@@ -39,7 +40,8 @@ def session(served_output: Path) -> Iterator[Session]:
 
 
 def ask(served: Served, model: str = "ensemble", **fields: Any) -> list[GeneratePiece]:
-    request = GenerateRequest(**{"text_input": PROMPT, "max_tokens": 12} | fields)
+    values: dict[str, Any] = {"text_input": PROMPT, "max_tokens": 12} | fields
+    request = GenerateRequest(**values)
     return list(generate(served.grpc, request, model=model, timeout_seconds=60))
 
 
@@ -96,11 +98,21 @@ def test_log_probs(served: Served, model: str) -> None:
 
 
 def test_sampling_reaches_the_executor(served: Served, session: Session) -> None:
-    fields = {"temperature": 5.0, "top_k": 40, "top_p": 0.95, "min_p": 0.001, "seed": 2**63 + 5}
+    fields: dict[str, Any] = {
+        "temperature": 5.0,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.001,
+        "seed": 2**63 + 5,
+    }
     expected = "".join(session.generate(PROMPT, max_tokens=12, sampling=SamplingParams(**fields)))
     assert text_of(ask(served, **fields)) == expected
     assert text_of(ask(served, **fields | {"seed": 6})) != expected
-    penalties = {"repetition_penalty": 1.9, "presence_penalty": 1.5, "frequency_penalty": 1.0}
+    penalties: dict[str, Any] = {
+        "repetition_penalty": 1.9,
+        "presence_penalty": 1.5,
+        "frequency_penalty": 1.0,
+    }
     expected = "".join(
         session.generate(PROMPT, max_tokens=12, sampling=SamplingParams(**penalties))
     )
@@ -108,7 +120,7 @@ def test_sampling_reaches_the_executor(served: Served, session: Session) -> None
 
 
 def test_stop_words_cut_the_text_exactly(served: Served) -> None:
-    fields = {"temperature": 3.0, "top_k": 0, "seed": 1, "max_tokens": 60}
+    fields: dict[str, Any] = {"temperature": 3.0, "top_k": 0, "seed": 1, "max_tokens": 60}
     text = text_of(ask(served, **fields))
     stop = text[9:13]
     pieces = ask(served, stop_words=("never", stop), **fields)
@@ -118,7 +130,7 @@ def test_stop_words_cut_the_text_exactly(served: Served) -> None:
 
 def test_end_ids_and_bad_words(served: Served, session: Session) -> None:
     """A token of the answer ends it, or never comes."""
-    fields = {"temperature": 3.0, "top_k": 0, "seed": 1}
+    fields: dict[str, Any] = {"temperature": 3.0, "top_k": 0, "seed": 1}
     texts = [piece.text for piece in ask(served, **fields)]
     encoded = [session.tokenizer.encode(text) for text in texts]
     first = next(index for index, ids in enumerate(encoded) if len(ids) == 1)
@@ -213,7 +225,7 @@ def test_concurrent_streams_equal_single_ones_and_cancelled_ones_leave_nothing(
     def start_and_leave(request: GenerateRequest) -> str:
         stream = generate(served.grpc, request, timeout_seconds=120)
         text = next(stream).text + next(stream).text
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         return text
 
     with ThreadPoolExecutor(32) as pool:
@@ -234,7 +246,7 @@ def test_a_stream_that_is_closed_is_cancelled_within_a_few_tokens(
     request = GenerateRequest(text_input=PROMPT, max_tokens=450)
     stream = generate(served.grpc, request, model=model, timeout_seconds=60)
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert wait_for(lambda: is_idle(served))
     assert _generated(served) - before < 400
 

@@ -1,3 +1,4 @@
+import importlib.util
 import os
 import stat
 import sys
@@ -79,7 +80,7 @@ def test_nothing_found_names_the_command_that_brings_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(tritonserver.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ToolchainError, match="no tritonserver") as error:
         find_tritonserver(None, cache=tmp_path)
     assert "pip install 'llmc[triton]'" in error.value.hint

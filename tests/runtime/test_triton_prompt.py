@@ -89,7 +89,8 @@ def test_words_are_tokenized_and_empty_ones_dropped(tokenizer: Tokenizer) -> Non
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_decoder_takes_is_refused(tokenizer: Tokenizer, name: str) -> None:
     declared = {tensor.name: tensor.dtype for tensor in signatures.PREPROCESSING_INPUTS}
-    value = texts("x") if declared[name] == "STRING" else np.ones((1, 1), np.int32)
+    value: Any = texts("x") if declared[name] == "STRING" else np.ones((1, 1), np.int32)
     with pytest.raises(ServeError, match=f"not supported by this engine: {name}"):
         read(tokenizer, "a", **{name: value})
-    read(tokenizer, "a", **{name: texts("") if declared[name] == "STRING" else value[:, :0]})
+    nothing: Any = texts("") if declared[name] == "STRING" else value[:, :0]
+    read(tokenizer, "a", **{name: nothing})
