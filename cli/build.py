@@ -1,5 +1,6 @@
 """`llmc build`: flags and recipe in, the three artifacts of a build out."""
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -152,15 +153,13 @@ def run(
     quiet: bool,
 ) -> "list[StageResult]":
     """Run the stages up to `until` and write OUT/recipe.yaml; return what each made or reused."""
-    import os
-
-    from llmc import __version__
     from llmc.builders import pipeline
     from llmc.cli.render import ConsoleProgress
     from llmc.log import NullProgress, Progress
-    from llmc.recipes.loader import dump_recipe
-    from llmc.stages import exclusive
+    from llmc.stages import exclusive, require_replaceable
 
+    for name in ("checkpoint", "engine", "model_repo"):
+        require_replaceable(output / name)
     results: list[StageResult] = []
     with exclusive(output), ConsoleProgress() as bar:
         progress: Progress = NullProgress() if quiet else bar
@@ -175,9 +174,25 @@ def run(
         )
         if until is Until.repo:
             results.append(_emit(recipe, output, engine=results[-1], force=force))
-        resolved = dump_recipe(recipe, f"what `llmc build` {__version__} built here")
-        (output / "recipe.yaml").write_text(resolved, encoding="utf-8")
+        _write_recipe(recipe, output / "recipe.yaml")
     return results
+
+
+def _write_recipe(recipe: "Recipe", path: Path) -> None:
+    """Write the resolved recipe, unless what is there says the same: it may have comments."""
+    from llmc import __version__
+    from llmc.errors import RecipeError
+    from llmc.recipes.loader import dump_recipe, load_recipe
+
+    try:
+        if path.is_file() and load_recipe(path) == recipe:
+            return
+    except RecipeError:
+        pass  # of an older llmc, or edited since
+    staging = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    text = dump_recipe(recipe, f"what `llmc build` {__version__} built here")
+    staging.write_text(text, encoding="utf-8")
+    staging.replace(path)
 
 
 def _emit(recipe: "Recipe", output: Path, *, engine: "StageResult", force: bool) -> "StageResult":

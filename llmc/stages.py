@@ -45,8 +45,10 @@ def run_stage(
     """Reuse `final` when it is intact and of the same key; else let `build` fill a directory.
 
     `force` runs in any case. The other arguments are those of `artifacts.stage_key`.
+    Raises: BuildError when `final` holds something no stage made.
     """
     started = time.monotonic()
+    require_replaceable(final)
     key = artifacts.stage_key(stage=stage, inputs=inputs, recipe=recipe, tools=tools, target=target)
     cached = not force and artifacts.reusable(final, key)
     if not cached:
@@ -60,6 +62,19 @@ def run_stage(
         manifest=artifacts.read_manifest(final),
         cached=cached,
         seconds=time.monotonic() - started,
+    )
+
+
+def require_replaceable(final: Path) -> None:
+    """Raise BuildError unless `final` is absent, empty or has a manifest: it may be a user's."""
+    if final.is_dir() and not final.is_symlink():
+        if (final / artifacts.MANIFEST_NAME).is_file() or not any(final.iterdir()):
+            return
+    elif not final.is_symlink() and not final.exists():
+        return
+    raise BuildError(
+        f"{final}: exists and was not made by llmc ({artifacts.MANIFEST_NAME} is missing)",
+        hint="choose another output directory, or move it away",
     )
 
 

@@ -86,6 +86,28 @@ def test_flag_wins_over_set_over_recipe(run: Run, model: Path, tmp_path: Path) -
     assert resolved["model"] == str(model)
 
 
+def test_own_recipe_in_the_output_keeps_its_comments(run: Run, model: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "out" / "recipe.yaml"
+    recipe.parent.mkdir()
+    recipe.write_text("model: ../model  # mine\n")
+    options = ("-o", tmp_path / "out", "--until", "checkpoint")
+    assert run("build", recipe, *options).code == 0
+    assert "# mine" in recipe.read_text()
+    assert run("build", recipe, *options, "--dtype", "float16").code == 0
+    assert yaml.safe_load(recipe.read_text())["dtype"] == "float16"
+
+
+def test_files_of_the_user_are_not_replaced(run: Run, model: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "out" / "engine" / "notes.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    done = run("build", model, "-o", tmp_path / "out")
+    assert done.code == 6
+    assert f"error: {mine.parent}: exists and was not made by llmc" in done.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["engine"]
+    assert mine.read_text() == "mine"
+
+
 def test_preset_needs_a_model(run: Run, model: Path, tmp_path: Path) -> None:
     done = run("build", "cpu-fp32", "-o", tmp_path / "out")
     assert done.code == 2
