@@ -39,6 +39,7 @@ class LeadEngine:
     def __init__(self, engine: Engine, link: Link, *, world_size: int) -> None:
         """Wait for every follower; the smallest KV pool of all is everyone's."""
         self._engine, self._link = engine, link
+        self._in_step = False
         self._followers = range(1, world_size)
         pools = [engine.limits.num_blocks]
         for peer in self._followers:
@@ -51,12 +52,22 @@ class LeadEngine:
         for peer in self._followers:
             _send(self._link, header, peer)
             _send(self._link, body, peer)
-        return self._engine.forward(batch)
+        self._in_step = True
+        logits = self._engine.forward(batch)
+        self._in_step = False
+        return logits
 
     def close(self) -> None:
-        """End the followers, between two steps, and release this rank's engine."""
-        for peer in self._followers:
-            _send(self._link, np.zeros(_HEADER_LEN, np.int32), peer)
+        """End the followers and release this rank's engine.
+
+        After a step that failed here they wait inside it, where no message reaches them: they are
+        the launcher's to end.
+        """
+        if self._in_step:
+            log.error("a step failed on rank 0; the other ranks still wait in it: end the job")
+        else:
+            for peer in self._followers:
+                _send(self._link, np.zeros(_HEADER_LEN, np.int32), peer)
         self._engine.close()
 
 

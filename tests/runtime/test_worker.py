@@ -83,6 +83,25 @@ def test_every_rank_steps_the_same_batches() -> None:
                 np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
 
 
+def test_followers_inside_a_failed_step_are_not_told_to_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(PagedEngine):
+        def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
+            raise RuntimeError("out of memory")
+
+    queues: dict[tuple[int, int], queue.Queue[Any]] = {(0, 1): queue.Queue(), (1, 0): queue.Queue()}
+    QueueLink(1, queues).send(np.array([9], np.int32).view(np.float32), 0)
+    engine = Failing()
+    lead = LeadEngine(engine, QueueLink(0, queues), world_size=2)
+    with Executor(lead, None, ExecutorConfig()) as executor:
+        request_id = executor.enqueue(Request(prompt_ids=(1, 2), max_tokens=2))
+        (response,) = executor.await_responses(request_id, WAIT)
+    assert response.error == "the engine failed: RuntimeError: out of memory"
+    assert engine.closed and "end the job" in caplog.text
+    assert queues[0, 1].qsize() == 2, "the batch, and nothing after it"
+
+
 @pytest.mark.parametrize("mapping", [None, [], {"tp_size": "2"}])
 def test_a_config_without_mapping_is_named(tmp_path: Path, mapping: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"pretrained_config": {"mapping": mapping}}))
