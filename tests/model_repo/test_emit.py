@@ -113,7 +113,9 @@ def test_the_ensemble_connects_what_tensorrt_llms_connects(engine_dir: Path) -> 
 
 
 def test_instances_and_policies_are_explicit(engine_dir: Path) -> None:
-    repository = emit(engine_dir, preprocessing_instance_count=3, priority_levels=2)
+    repository = emit(
+        engine_dir, preprocessing_instance_count=3, bls_instance_count=4, priority_levels=2
+    )
     counts = {"preprocessing": 3, "tensorrt_llm": 1, "postprocessing": 1, "tensorrt_llm_bls": 4}
     for model, count in counts.items():
         config = read_config(repository / model / "config.pbtxt")
