@@ -121,8 +121,14 @@ def test_stop_words_are_text_or_one_special_token() -> None:
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(ServeError, match=f"not supported by this engine: {name}$"):
+    with pytest.raises(ServeError, match=f"not supported by this engine: {name}( |$)"):
         read(**{name: value})
+
+
+def test_a_refusal_says_what_was_given_and_what_is_accepted() -> None:
+    wanted = r"engine: beam_width 2 \(expected 1\), len_penalty 0.5 \(expected 0.0 or 1.0\)$"
+    with pytest.raises(ServeError, match=wanted):
+        read(beam_width=[2], len_penalty=np.array([0.5], np.float32))
 
 
 def test_what_asks_for_nothing_is_accepted() -> None:
