@@ -12,6 +12,7 @@
 | tritonserver | finding the server binary and what it needs |
 | server | starting, watching and stopping it |
 | server_log | what it says, and what of that explains its end |
+| model_processes | whether the models it runs are alive |
 | metrics | the executor's state, as the server publishes it |
 | client | streaming requests over gRPC |
 | models/ | the model.py files that are copied; they import llmc.runtime, nothing here does |

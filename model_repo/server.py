@@ -18,8 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from llmc.errors import BuildError, ServeError
 from llmc.model_repo.metrics import read_metrics
+from llmc.model_repo.model_processes import find_model_processes, is_alive
 from llmc.model_repo.pbtxt import CONFIG_FILE, read_config
 from llmc.model_repo.server_log import ServerLog
 from llmc.model_repo.tritonserver import TritonServer
@@ -110,6 +113,7 @@ class ServerProcess:
         except OSError as error:
             raise ServeError(f"{server.binary}: {error}") from error
         assert self._process.stdout is not None
+        self._models: dict[psutil.Process, str] = {}
         self._log = ServerLog(self._process.stdout, config.log_file)
 
     @property
@@ -146,7 +150,17 @@ class ServerProcess:
                 )
             if stop.wait(0.1):
                 return False
+        self._models = find_model_processes(self.pid)
         return True
+
+    def failure(self) -> str | None:
+        """Return why a server that was ready no longer serves, or None while it does."""
+        if self.returncode is not None:
+            return f"tritonserver ended by itself with code {self.returncode}\n{self.explain()}"
+        dead = [name for process, name in self._models.items() if not is_alive(process)]
+        if dead:
+            return f"the process of {', '.join(dead)} ended\n{self._log.explain()}"
+        return None
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for the server to end by itself; its exit code, or None when the time is over."""
@@ -158,7 +172,7 @@ class ServerProcess:
     def stop(self) -> int:
         """Let running requests finish, end the server, and return its exit code."""
         try:
-            if self.returncode is None:
+            if self.failure() is None:
                 self._drain()
                 self._process.send_signal(signal.SIGTERM)
                 if self.wait(self.config.drain_seconds + SHUTDOWN_GRACE_SECONDS) is None:

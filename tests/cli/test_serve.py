@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from llmc.errors import ServeError
@@ -108,6 +109,22 @@ def test_a_server_that_fails_shows_its_log(served_output: Path, tmp_path: Path) 
     assert (process.returncode, stdout) == (7, "")
     assert "error: tritonserver ended with code 1 before it was ready" in stderr
     assert "rank0.engine" in stderr and "Traceback" not in stderr
+    assert processes_with(f"{tmp_path / 'cache'}") == []
+
+
+def test_a_model_that_crashes_ends_the_server(served_output: Path, tmp_path: Path) -> None:
+    """Triton itself would go on being "ready" and leave open streams silent."""
+    with serving(served_output / "model_repo", tmp_path / "cache") as (process, _):
+        models = [
+            child
+            for child in psutil.Process(process.pid).children(recursive=True)
+            if any(part.endswith("tensorrt_llm/1/model.py") for part in child.cmdline())
+        ]
+        assert len(models) == 1
+        models[0].kill()
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 7
+    assert "error: the process of tensorrt_llm ended" in stderr
     assert processes_with(f"{tmp_path / 'cache'}") == []
 
 
