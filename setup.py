@@ -62,6 +62,13 @@ def variants() -> dict[str, tuple[str, tuple[str, ...], int, int]]:
 class BuildKernels(build_ext):
     """Compiles every (source, instruction set) pair, in parallel, and links them."""
 
+    def finalize_options(self) -> None:
+        """Keep objects where pyproject.toml says: an editable build would forget them."""
+        super().finalize_options()
+        kept = self.distribution.get_option_dict("build_ext").get("build_temp")
+        if kept is not None:
+            self.build_temp = kept[1]
+
     def get_ext_filename(self, fullname: str) -> str:
         """Name the library without the interpreter's tag; `fullname` is dotted or its last part."""
         return str(Path(*fullname.split("."))) + ".so"
