@@ -1,8 +1,8 @@
 """The communicator in a real MPI job of a few processes."""
 
 import builtins
-import shutil
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
