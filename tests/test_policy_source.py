@@ -24,7 +24,7 @@ ADDRESSES: dict[str, tuple[str, ...]] = {
     "tensorrt": ("*/tensorrt_*.py", "*/tensorrt.py"),
     "tensorrt_rtx": ("*/tensorrt_rtx*.py",),
     "tensorrt_llm": ("*/tensorrt_llm*.py",),
-    "pydantic": ("recipes/*.py", "llmc/artifacts.py", "llmc/stages.py"),
+    "pydantic": ("recipes/*.py", "llmc/artifacts.py", "llmc/stages.py", "llmc/gate/record.py"),
     "yaml": ("recipes/*.py",),
     "typer": ("cli/*.py",),
     "rich": ("cli/*.py",),
