@@ -83,6 +83,16 @@ def resolve_limits(build: BuildRecipe, max_position_embeddings: int) -> BuildLim
     )
 
 
+def digest_model(model_dir: Path) -> str:
+    """Digest the files of a Hugging Face directory that can reach the checkpoint."""
+    files = [
+        path
+        for path in model_dir.iterdir()
+        if path.is_file() and path.suffix in MODEL_SUFFIXES and path.name != artifacts.MANIFEST_NAME
+    ]
+    return artifacts.digest_tree(model_dir, files)
+
+
 def limit_reasons(limits: BuildLimits, max_position_embeddings: int) -> list[str]:
     """Return why these limits do not fit together; TensorRT-LLM changes some silently."""
     reasons = []
@@ -185,12 +195,6 @@ def _build_checkpoint(
 ) -> StageResult:
     recipe = plan.recipe
     choices = _choices(recipe)
-    files = [
-        path
-        for path in recipe.model.iterdir()
-        if path.is_file() and path.suffix in MODEL_SUFFIXES and path.name != artifacts.MANIFEST_NAME
-    ]
-
     def work(staging: Path) -> None:
         convert(recipe.model, staging, **choices, progress=progress, workers=workers)
 
@@ -198,7 +202,7 @@ def _build_checkpoint(
         final,
         work,
         stage="checkpoint",
-        inputs={"model": artifacts.digest_tree(recipe.model, files)},
+        inputs={"model": digest_model(recipe.model)},
         recipe={
             "dtype": plan.config.dtype,
             "quantization": recipe.quantization.model_dump(mode="json"),
