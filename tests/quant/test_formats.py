@@ -14,10 +14,11 @@ WEIGHT: npt.NDArray[np.float32] = 0.02 * np.random.default_rng(3).standard_norma
     (NUM_OUT, NUM_IN)
 ).astype(np.float32)
 MODULES = ("qkv", "dense", "fc")
-HALF_STEPS = {"W8": 1 / 128, "W4": 1 / 7, "FP8": 1 / 14 / 2, "NVFP4": 1 / 6 * 17 / 16}
+HALF_STEPS = {"W8": 1 / 128 + 1 / 2048, "W4": 1 / 7, "FP8": 1 / 14 / 2, "NVFP4": 1 / 6 * 17 / 16}
 """The largest error, by the largest magnitude sharing a scale, of formats whose name begins so.
 
-INT8 and INT4 of convert_checkpoint clamp the largest positive value by a whole step, 1/128 and 1/8;
+INT8 and INT4 of convert_checkpoint clamp the largest positive value by a whole step, 1/128 and 1/8,
+and round scales to float16;
 INT4 of AWQ has half-steps of 1/14. e4m3 goes from 416 to 448, e2m1 from 4 to 6 under a block scale
 that was itself rounded, by up to 1/16.
 """
