@@ -1,28 +1,33 @@
 """The TensorRT-LLM checkpoint: config.json and rank<N>.safetensors, the hub every target reads.
 
-`config` owns config.json, `schema` the tensors each rank file must hold and how a model is split
-into them, `directory` an existing checkpoint on disk. Nothing here knows of Hugging Face.
+`config` owns config.json, `schema` the tensors each rank file must hold, `linears` those of each
+linear module in its format, `split` which part of a tensor a rank holds, `directory` an existing
+checkpoint on disk. Nothing here knows of Hugging Face.
 """
 
 from llmc.checkpoint.config import CheckpointConfig, Quantization
 from llmc.checkpoint.directory import Checkpoint
+from llmc.checkpoint.linears import Linear, layer_linears, linear_specs, lm_head
 from llmc.checkpoint.schema import (
-    Segment,
-    TensorSpec,
     file_mapping,
     tensor_schema,
     tensor_specs,
     unsplittable,
     valid_tp_sizes,
 )
+from llmc.checkpoint.split import Segment, TensorSpec
 
 __all__ = [
     "Checkpoint",
     "CheckpointConfig",
+    "Linear",
     "Quantization",
     "Segment",
     "TensorSpec",
     "file_mapping",
+    "layer_linears",
+    "linear_specs",
+    "lm_head",
     "tensor_schema",
     "tensor_specs",
     "unsplittable",

@@ -14,6 +14,8 @@ from llmc.arch import ModelArch
 from llmc.dtypes import WEIGHT_DTYPES
 from llmc.errors import CheckpointError
 from llmc.mapping import Mapping
+from llmc.quant.format import QuantFormat, load_format, tensor_name
+from llmc.quant.layouts import find_layout
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,26 @@ class Quantization:
     pre_quant_scale: bool = False
     exclude_modules: tuple[str, ...] | None = None
 
+    @classmethod
+    def of(
+        cls,
+        quant_algo: str | None,
+        kv_cache_quant_algo: str | None = None,
+        *,
+        group_size: int | None = None,
+        exclude_modules: tuple[str, ...] | None = None,
+    ) -> "Quantization":
+        """Return what TensorRT-LLM's own tools write for these algorithms.
+
+        None keeps their default. Raises: UnsupportedError for an unknown quant_algo.
+        """
+        chosen: dict[str, Any] = dict(load_format(quant_algo).config) if quant_algo else {}
+        if group_size is not None:
+            chosen["group_size"] = group_size
+        if exclude_modules is not None:
+            chosen["exclude_modules"] = exclude_modules
+        return cls(quant_algo=quant_algo, kv_cache_quant_algo=kv_cache_quant_algo, **chosen)
+
     def quantizes(self, module: str) -> bool:
         """Say whether a linear module, as "transformer.layers.0.attention.qkv", is quantized."""
         if self.quant_algo is None:
@@ -84,7 +106,12 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """Everything config.json says: architecture, split, and how numbers are stored."""
+    """Everything config.json says: architecture, split, and how numbers are stored.
+
+    `layout` names the GPU generation that weight-only weights are permuted for (llmc.quant.layouts;
+    None: they are not, or nobody wrote it down). TensorRT-LLM does not record it, so it is kept in
+    the "llmc" object.
+    """
 
     arch: ModelArch
     dtype: str
@@ -93,6 +120,24 @@ class CheckpointConfig:
     logits_dtype: str = "float32"
     use_parallel_embedding: bool = False
     embedding_sharding_dim: int = 0
+    layout: str | None = None
+
+    def stored_format(self, module: str) -> QuantFormat | None:
+        """Return the format of a linear module's tensors in the rank files, None when plain.
+
+        Without a layout, W8A16 and W4A16 keep plain weights, which the target quantizes at build.
+        """
+        if not self.quantization.quantizes(module):
+            return None
+        form = load_format(str(self.quantization.quant_algo))
+        return None if form.in_checkpoint == "plain" and self.layout is None else form
+
+    def linear_tensors(self, module: str) -> dict[str, str]:
+        """Return the names of a linear module's tensors but its bias, by role."""
+        form = self.stored_format(module)
+        if form is None:
+            return {"weight": f"{module}.weight"}
+        return {tensor.role: tensor_name(tensor, module) for tensor in form.tensors_of(module)}
 
     @property
     def padded_vocab_size(self) -> int:
@@ -117,8 +162,9 @@ class CheckpointConfig:
             "mapping": self.mapping.to_json(),
             "quantization": self.quantization.to_json(),
         }
-        if self.arch.sliding_window is not None:
-            data["llmc"] = {"sliding_window": self.arch.sliding_window}
+        own = {"sliding_window": self.arch.sliding_window, "layout": self.layout}
+        if any(value is not None for value in own.values()):
+            data["llmc"] = {key: value for key, value in own.items() if value is not None}
         return data
 
     @classmethod
@@ -141,6 +187,9 @@ class CheckpointConfig:
         sharding_dim = _typed(data, "embedding_sharding_dim", int, 0)
         if sharding_dim not in (0, 1):
             raise CheckpointError(f"embedding_sharding_dim: {sharding_dim}, expected 0 or 1")
+        layout = _typed(_typed(data, "llmc", dict, {}), "layout", (str, type(None)))
+        if layout is not None:
+            find_layout(layout)
         return cls(
             arch=_read_arch(data),
             dtype=dtype,
@@ -149,6 +198,7 @@ class CheckpointConfig:
             logits_dtype=_typed(data, "logits_dtype", str, "float32"),
             use_parallel_embedding=_typed(data, "use_parallel_embedding", bool, False),
             embedding_sharding_dim=sharding_dim,
+            layout=layout,
         )
 
 

@@ -118,7 +118,8 @@ class QuantFormat:
     how inputs are quantized at run time. `in_checkpoint` is "plain" when the checkpoint may keep
     weights in the model's dtype and each target quantizes them at build, "quantized" when it keeps
     the stored values. `needs_layout`: the stored weight is permuted for one GPU generation
-    (`llmc.quant.layouts`). `group_sizes` are those TensorRT-LLM has kernels for. `config` are the
+    (`llmc.quant.layouts`). `after_split`: TensorRT-LLM quantizes each rank's part by itself, so
+    that every rank has its own scales. `group_sizes` are those TensorRT-LLM has kernels for. `config` are the
     keys of config.json's `quantization` object that differ from their defaults.
     """
 
@@ -134,6 +135,7 @@ class QuantFormat:
     weight_bits: Literal[4, 8]
     group_sizes: tuple[int, ...] = ()
     needs_layout: bool = False
+    after_split: bool = False
     config: dict[str, Any] = field(default_factory=dict)
 
     def quantize(self, weight: npt.NDArray[Any], choice: Choice | None = None) -> QuantizedLinear:

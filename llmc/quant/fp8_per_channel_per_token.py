@@ -76,5 +76,6 @@ FORMAT = QuantFormat(
     pack=pack,
     unpack=unpack,
     weight_bits=8,
+    after_split=True,
     config={"clamp_val": (-1200.0, 1200.0)},
 )

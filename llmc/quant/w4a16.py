@@ -80,4 +80,5 @@ FORMAT = QuantFormat(
     unpack=unpack,
     weight_bits=4,
     needs_layout=True,
+    after_split=True,
 )

@@ -100,4 +100,5 @@ FORMAT = QuantFormat(
     unpack=unpack,
     weight_bits=8,
     needs_layout=True,
+    after_split=True,
 )
