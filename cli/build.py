@@ -1,14 +1,23 @@
 """`llmc build`: flags and recipe in, the three artifacts of a build out."""
 
+import logging
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmc.errors import GateError, RecipeError
+
 if TYPE_CHECKING:
+    from llmc.gate.record import Gate
+    from llmc.gate.step import GateResult
+    from llmc.log import Progress
     from llmc.recipes.schema import Recipe
     from llmc.stages import StageResult
+
+log = logging.getLogger(__name__)
 
 FLAGS: dict[str, str] = {
     "--model": "model",
@@ -29,6 +38,7 @@ class Until(StrEnum):
 
     checkpoint = "checkpoint"
     engine = "engine"
+    gate = "gate"
     repo = "repo"
 
 
@@ -73,13 +83,23 @@ def build(
     force: Annotated[
         bool, typer.Option("--force", help="Run every stage, even when nothing has changed.")
     ] = False,
+    allow_ungated: Annotated[
+        bool,
+        typer.Option(
+            "--allow-ungated", help="Emit the repository of an engine that fails its gate."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cache: Annotated[
+        Path, typer.Option(envvar="LLMC_CACHE", help="Folder for llmc's own files.")
+    ] = Path("~/.cache/llmc"),
 ) -> None:
-    """Convert, quantize and compile a model; emit its Triton repository.
+    """Convert, quantize and compile a model; measure it; emit its Triton repository.
 
-    Writes OUT/checkpoint, OUT/engine, OUT/model_repo and OUT/recipe.yaml. A stage whose inputs,
-    recipe and tools have not changed is reused ("cached"). A flag wins over --set, --set over the
-    recipe.
+    Writes OUT/checkpoint, OUT/engine, OUT/gate, OUT/model_repo and OUT/recipe.yaml. A stage whose
+    inputs, recipe and tools have not changed is reused ("cached"). A flag wins over --set, --set
+    over the recipe. An engine that is too far from the unquantized model fails its gate: it is kept
+    in OUT/engine.failed, and the exit code is 8.
 
     Examples:
 
@@ -103,7 +123,21 @@ def build(
         "--target": target,
     }
     recipe = read_source(source, settings or [], values)
-    results = run(recipe, output, until=until, workers=workers, force=force, quiet=as_json)
+    if until is Until.repo and not (recipe.gate.enabled or allow_ungated):
+        raise RecipeError(
+            "gate.enabled: False, and no repository is emitted of an engine that was not measured",
+            hint="stop before with --until engine, or insist with --allow-ungated",
+        )
+    results = run(
+        recipe,
+        output,
+        until=until,
+        workers=workers or os.cpu_count() or 1,
+        force=force,
+        quiet=as_json,
+        allow_ungated=allow_ungated,
+        cache=cache.expanduser(),
+    )
     if as_json:
         print_json({"output": str(output), "stages": [_as_data(result) for result in results]})
         return
@@ -118,7 +152,6 @@ def read_source(source: str, settings: list[str], values: dict[str, Any]) -> "Re
 
     Raises: RecipeError when the argument is no directory, recipe or preset, or anything is invalid.
     """
-    from llmc.errors import RecipeError
     from llmc.recipes import PRESETS
     from llmc.recipes.loader import Override, flag_overrides, load_recipe, parse_set, preset_path
 
@@ -147,22 +180,27 @@ def run(
     output: Path,
     *,
     until: Until,
-    workers: int | None,
+    workers: int,
     force: bool,
     quiet: bool,
+    allow_ungated: bool,
+    cache: Path,
 ) -> "list[StageResult]":
-    """Run the stages up to `until` and write OUT/recipe.yaml; return what each made or reused."""
-    import os
+    """Run the stages up to `until` and write OUT/recipe.yaml; return what each made or reused.
 
+    Raises: GateError when the engine fails its gate, unless `allow_ungated`.
+    """
     from llmc import __version__
     from llmc.builders import pipeline
     from llmc.cli.render import ConsoleProgress
+    from llmc.gate.step import failed_kept_aside
     from llmc.log import NullProgress, Progress
     from llmc.recipes.loader import dump_recipe
     from llmc.stages import exclusive
 
     results: list[StageResult] = []
-    with exclusive(output), ConsoleProgress() as bar:
+    aside = failed_kept_aside(output, allow_ungated=allow_ungated)
+    with exclusive(output), aside, ConsoleProgress() as bar:
         progress: Progress = NullProgress() if quiet else bar
         pipeline.build(
             recipe,
@@ -170,14 +208,59 @@ def run(
             until="checkpoint" if until is Until.checkpoint else "engine",
             progress=progress,
             report=results.append,
-            workers=workers or os.cpu_count() or 1,
+            workers=workers,
             force=force,
         )
-        if until is Until.repo:
-            results.append(_emit(recipe, output, engine=results[-1], force=force))
         resolved = dump_recipe(recipe, f"what `llmc build` {__version__} built here")
         (output / "recipe.yaml").write_text(resolved, encoding="utf-8")
+        engine = results[-1]
+        if until in (Until.gate, Until.repo) and recipe.gate.enabled:
+            gated = _gate(recipe, output, progress, workers=workers, force=force, cache=cache)
+            results.append(gated.stage)
+            if gated.gate.verdict == "failed":
+                _refuse(gated.gate, output, allow_ungated=allow_ungated)
+        if until is Until.repo:
+            results.append(_emit(recipe, output, engine=engine, force=force))
     return results
+
+
+def _gate(
+    recipe: "Recipe",
+    output: Path,
+    progress: "Progress",
+    *,
+    workers: int,
+    force: bool,
+    cache: Path,
+) -> "GateResult":
+    from llmc.gate.reference import choose_reference
+    from llmc.gate.step import run_gate
+
+    engine_dir = output / "engine"
+    reference = choose_reference(
+        engine_dir, recipe, cache=cache, progress=progress, workers=workers
+    )
+    return run_gate(
+        engine_dir,
+        output / "gate",
+        recipe=recipe.gate,
+        reference=reference,
+        progress=progress,
+        force=force,
+    )
+
+
+def _refuse(gate: "Gate", output: Path, *, allow_ungated: bool) -> None:
+    from llmc.gate.record import failure_text
+
+    if allow_ungated:
+        log.warning("%s", failure_text(gate, output / "engine"))
+        return
+    raise GateError(
+        failure_text(gate, output / "engine.failed"),
+        hint=f"{output}/gate/report.md has more; quantize in another way, allow more by --set"
+        " gate.max_kl=…, or insist with --allow-ungated",
+    )
 
 
 def _emit(recipe: "Recipe", output: Path, *, engine: "StageResult", force: bool) -> "StageResult":

@@ -70,7 +70,7 @@ def measure(
     encoded = [
         encode(text, tokenizer, vocab_size=vocab_size, max_tokens=max_tokens) for text in texts
     ]
-    progress.start("gate", sum(map(len, encoded)))
+    progress.start("gate", sum(map(len, encoded)), unit="tokens")
     found = []
     for text, ids in zip(texts, encoded, strict=True):
         rows = _run(reference, candidate, ids, progress)
@@ -135,8 +135,8 @@ def _sum_up(
 ) -> TextMeasurement:
     finite = np.concatenate([part.finite for part in rows.candidate])
     flat = np.concatenate([part.flat for part in rows.candidate])
-    comparable = bool(rows.reference) and bool(finite.any())
     perplexity = _perplexity(rows.candidate)
+    comparable = bool(rows.reference) and perplexity is not None
     return TextMeasurement(
         name=text.name,
         sha256=text.sha256,
