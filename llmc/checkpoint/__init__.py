@@ -1,10 +1,12 @@
 """The TensorRT-LLM checkpoint: config.json and rank<N>.safetensors, the hub every target reads.
 
 `config` owns config.json, `schema` the tensors each rank file must hold, `linears` those of each
-linear module in its format, `split` which part of a tensor a rank holds, `directory` an existing
-checkpoint on disk. Nothing here knows of Hugging Face.
+linear module in its format, `split` which part of a tensor a rank holds, `combinations` what
+TensorRT-LLM forbids, `directory` an existing checkpoint on disk. Nothing here knows of Hugging
+Face.
 """
 
+from llmc.checkpoint.combinations import forbidden
 from llmc.checkpoint.config import CheckpointConfig, Quantization
 from llmc.checkpoint.directory import Checkpoint
 from llmc.checkpoint.linears import Linear, layer_linears, linear_specs, lm_head
@@ -25,6 +27,7 @@ __all__ = [
     "Segment",
     "TensorSpec",
     "file_mapping",
+    "forbidden",
     "layer_linears",
     "linear_specs",
     "lm_head",

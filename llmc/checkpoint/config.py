@@ -14,8 +14,9 @@ from llmc.arch import ModelArch
 from llmc.dtypes import WEIGHT_DTYPES
 from llmc.errors import CheckpointError
 from llmc.mapping import Mapping
+from llmc.quant import FORMATS
 from llmc.quant.format import QuantFormat, load_format, tensor_name
-from llmc.quant.layouts import find_layout
+from llmc.quant.layouts import LAYOUTS
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,11 @@ class Quantization:
         unknown = sorted(data.keys() - known)
         if unknown:
             raise CheckpointError(f"quantization.{unknown[0]}: unknown key")
+        algo = data.get("quant_algo")
+        if algo is not None and algo not in FORMATS:
+            raise CheckpointError(
+                f"quantization.quant_algo: {algo!r}, expected one of {', '.join(FORMATS)}"
+            )
         lists = {key: tuple(value) for key, value in data.items() if isinstance(value, list)}
         return cls(**{**data, **lists})
 
@@ -188,8 +194,8 @@ class CheckpointConfig:
         if sharding_dim not in (0, 1):
             raise CheckpointError(f"embedding_sharding_dim: {sharding_dim}, expected 0 or 1")
         layout = _typed(_typed(data, "llmc", dict, {}), "layout", (str, type(None)))
-        if layout is not None:
-            find_layout(layout)
+        if layout is not None and layout not in LAYOUTS:
+            raise CheckpointError(f"layout: {layout!r}, expected one of {', '.join(LAYOUTS)}")
         return cls(
             arch=_read_arch(data),
             dtype=dtype,

@@ -1,12 +1,15 @@
 """A checkpoint on disk, checked against what its config.json promises."""
 
 import json
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from llmc.checkpoint.config import CheckpointConfig
 from llmc.checkpoint.schema import tensor_schema, unsplittable
 from llmc.errors import CheckpointError
+from llmc.quant.format import load_format
+from llmc.quant.layouts import LAYOUTS
 from llmc.tensors import TensorInfo
 from llmc.weights import SafetensorsFile
 
@@ -15,8 +18,11 @@ _NOT_NEEDED = (
     "embed_positions_for_gpt_attention",
     "rotary_inv_freq",
     "*.clamp_val",
+    "*.attention.k_cache_scaling_factor",
+    "*.attention.v_cache_scaling_factor",
 )
-"""What NVIDIA's converters write and its loader does not require."""
+"""What NVIDIA's converters (and ModelOpt, beside kv_cache_scaling_factor) write and its loader does
+not require."""
 
 _MAX_REASONS = 20
 
@@ -34,12 +40,19 @@ class Checkpoint:
         self._files = files
 
     @classmethod
-    def open(cls, directory: Path) -> "Checkpoint":
+    def open(cls, directory: Path, *, layout: str | None = None) -> "Checkpoint":
         """Read config.json and every rank file's header; no weight is read.
 
+        `layout` is that of packed weights where config.json does not say, as NVIDIA's never does.
         Raises: CheckpointError listing what is missing, unexpected or of another type or shape.
         """
         config = read_config(directory / "config.json")
+        if layout is not None:
+            if config.layout not in (None, layout):
+                raise CheckpointError(
+                    f"{directory}: layout {layout!r}, but config.json says {config.layout!r}"
+                )
+            config = replace(config, layout=layout)
         files: list[SafetensorsFile] = []
         reasons: list[str] = []
         for rank in range(config.num_rank_files):
@@ -49,6 +62,7 @@ class Checkpoint:
             except CheckpointError as error:
                 reasons.append(error.message)
                 continue
+            _require_layout(directory, config, files[-1].infos)
             reasons += _inventory_reasons(path, files[-1].infos, tensor_schema(config, rank))
         if reasons:
             shown = reasons[:_MAX_REASONS]
@@ -85,13 +99,35 @@ def _inventory_reasons(
 ) -> list[str]:
     reasons = []
     for name, info in wanted.items():
-        if name not in found:
+        if name not in found and _is_needed(name):
             reasons.append(f"{path.name}: {name}: missing")
+        elif name not in found:
+            continue
         elif (have := found[name]).shape != info.shape:
             reasons.append(f"{path.name}: {name}: shape {have.shape}, expected {info.shape}")
         elif have.dtype != info.dtype:
             reasons.append(f"{path.name}: {name}: dtype {have.dtype}, expected {info.dtype}")
     for name in found.keys() - wanted.keys():
-        if not any(fnmatchcase(name, pattern) for pattern in _NOT_NEEDED):
+        if _is_needed(name):
             reasons.append(f"{path.name}: {name}: not a tensor of this model")
     return reasons
+
+
+def _is_needed(name: str) -> bool:
+    return not any(fnmatchcase(name, pattern) for pattern in _NOT_NEEDED)
+
+
+def _require_layout(
+    directory: Path, config: CheckpointConfig, found: dict[str, TensorInfo]
+) -> None:
+    """Refuse weights that are packed for a GPU generation which nothing names."""
+    algo = config.quantization.quant_algo
+    if algo is None or config.layout is not None or not load_format(algo).needs_layout:
+        return
+    scales = ("per_channel_scale", "weights_scaling_factor")
+    if any(name.endswith(scales) for name in found):
+        raise CheckpointError(
+            f"{directory}: {algo} weights packed for one GPU generation, and config.json does not"
+            " say which",
+            hint=f"name the layout they were written for: {', '.join(LAYOUTS)}",
+        )

@@ -119,8 +119,8 @@ class QuantFormat:
     weights in the model's dtype and each target quantizes them at build, "quantized" when it keeps
     the stored values. `needs_layout`: the stored weight is permuted for one GPU generation
     (`llmc.quant.layouts`). `after_split`: TensorRT-LLM quantizes each rank's part by itself, so
-    that every rank has its own scales. `group_sizes` are those TensorRT-LLM has kernels for. `config` are the
-    keys of config.json's `quantization` object that differ from their defaults.
+    that every rank has its own scales. `group_sizes` are those TensorRT-LLM has kernels for.
+    `config` are the keys of config.json's `quantization` object that differ from their defaults.
     """
 
     algo: str

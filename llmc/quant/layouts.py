@@ -8,7 +8,10 @@ tensor, after the split.
 Legend: K in, N out; a weight as stored is [K, N] of INT8 or [K, N/2] bytes of INT4.
 
 Source: NVIDIA/TensorRT-LLM 0.17 cpp/tensorrt_llm/kernels/cutlass_kernels/cutlass_preprocessors.cpp,
-preprocess_weights_for_mixed_gemm, byte for byte (tests/goldens).
+preprocess_weights_for_mixed_gemm, byte for byte (tests/goldens). For compute capability 9.0 version
+1.0 changed the layout but not the shapes (tensorrt_llm/quantization/functional.py, the function of
+the same name), so that a file for one version gives garbage in the other: hence two names.
+sm90-1.x follows that source and has not been compared with files it wrote.
 """
 
 from dataclasses import dataclass
@@ -41,13 +44,19 @@ LAYOUTS = {
         permutes_rows=True,
         interleaves_columns=True,
         biased=True,
-        versions="all, compute capability 7.5 to 8.9",
+        versions="up to 1.2, compute capability 7.5 to 8.9",
     ),
     "sm90": Layout(
         permutes_rows=False,
         interleaves_columns=False,
         biased=False,
         versions="before 1.0, compute capability 9.0",
+    ),
+    "sm90-1.x": Layout(
+        permutes_rows=True,
+        interleaves_columns=False,
+        biased=True,
+        versions="1.0 to 1.2, compute capability 9.0",
     ),
 }
 
@@ -83,10 +92,11 @@ def arrange(weight: npt.NDArray[Any], layout: str, *, bits: Bits) -> npt.NDArray
     """Return a stored weight [K, …] of one rank permuted by `layout`; dtype and shape stay.
 
     With a third axis in front (experts) each matrix is taken by itself; mixed-GEMM kernels of
-    experts have the layout of sm80 on sm90 as well (source as above, force_interleave).
+    experts have the layout of sm80 on compute capability 9.0 as well (source as above,
+    force_interleave).
     """
     if weight.ndim == 3:
-        layout = "sm80" if layout == "sm90" else layout
+        layout = _of_experts(layout)
         return np.stack([arrange(expert, layout, bits=bits) for expert in weight])
     form = find_layout(layout)
     values = _values(weight, bits)
@@ -109,7 +119,7 @@ def arrange(weight: npt.NDArray[Any], layout: str, *, bits: Bits) -> npt.NDArray
 def restore(weight: npt.NDArray[Any], layout: str, *, bits: Bits) -> npt.NDArray[Any]:
     """Undo `arrange`."""
     if weight.ndim == 3:
-        layout = "sm80" if layout == "sm90" else layout
+        layout = _of_experts(layout)
         return np.stack([restore(expert, layout, bits=bits) for expert in weight])
     form = find_layout(layout)
     flat = _values(weight, bits)
@@ -126,6 +136,10 @@ def restore(weight: npt.NDArray[Any], layout: str, *, bits: Bits) -> npt.NDArray
         rows = np.argsort(_ROWS[bits])
         values = values.reshape(-1, len(rows), num_out)[:, rows]
     return _stored(np.ascontiguousarray(values).reshape(num_in, num_out), weight, bits)
+
+
+def _of_experts(layout: str) -> str:
+    return "sm80" if layout.startswith("sm90") else layout
 
 
 def _values(weight: npt.NDArray[Any], bits: Bits) -> npt.NDArray[np.int8]:
