@@ -195,6 +195,7 @@ def _build_checkpoint(
 ) -> StageResult:
     recipe = plan.recipe
     choices = _choices(recipe)
+
     def work(staging: Path) -> None:
         convert(recipe.model, staging, **choices, progress=progress, workers=workers)
 

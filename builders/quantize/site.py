@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmc.builders.quantize import ALGORITHMS
+from llmc.lookup import load
+
 Floats = npt.NDArray[np.float32]
 Tensors = dict[str, npt.NDArray[Any]]
 """Checkpoint tensors by full name with the global layer number, unsplit."""
@@ -102,3 +105,10 @@ class Algorithm:
     needs_hessian: bool = False
     propagates: bool = False
     scratch_bytes: Callable[[int, int], int] = four_copies
+
+
+def load_algorithm(algo: str) -> Algorithm:
+    """Return the algorithm of a quant_algo. Raises: UnsupportedError naming the known ones."""
+    module = load(ALGORITHMS, algo, package="llmc.builders.quantize", kind="quantization")
+    algorithm: Algorithm = module.ALGORITHM
+    return algorithm

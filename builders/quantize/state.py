@@ -87,15 +87,17 @@ class State:
         assert values.size == count, (layer, start, stop, values.size)
         return values.reshape(stop - start, width)
 
-    def remove(self) -> None:
-        """Remove everything; the result is elsewhere now."""
-        shutil.rmtree(self.directory)
-
     def _layer_path(self, layer: int) -> Path:
         return self.directory / f"layer-{layer}.safetensors"
 
     def _hidden_path(self, layer: int) -> Path:
         return self.directory / f"hidden-{layer}.f32"
+
+
+def remove_states(parent: Path) -> None:
+    """Remove every state in `parent`: the result is elsewhere now."""
+    for directory in parent.glob(f"{_PREFIX}*"):
+        shutil.rmtree(directory)
 
 
 class HiddenWriter:

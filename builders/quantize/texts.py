@@ -73,7 +73,10 @@ def load_calibration(
             break
     if not sequences:
         raise RecipeError(f"quantization.calibration.data: {path}: no text of {_MIN_TOKENS} tokens")
-    return CalibrationData(sequences=tuple(sequences[:samples]), digest=digest)
+    # Evenly spaced: one text may hold prose first and code last.
+    count = min(samples, len(sequences))
+    chosen = tuple(sequences[index * len(sequences) // count] for index in range(count))
+    return CalibrationData(sequences=chosen, digest=digest)
 
 
 def read_documents(path: Path) -> Iterator[str]:

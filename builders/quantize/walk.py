@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from llmc.builders.calibrate import (
     ReadRows,
     ReadTensor,
 )
+from llmc.builders.quantize.memory import CHUNK_TOKENS, KEPT_ROWS
 from llmc.builders.quantize.rounding import restored_weight
 from llmc.builders.quantize.site import Algorithm, Module, Settings, Site, Tensors
 from llmc.builders.quantize.state import State
@@ -31,12 +33,6 @@ from llmc.mapping import Mapping as RankMapping
 from llmc.plugins.graph import OpCall
 
 log = logging.getLogger(__name__)
-
-CHUNK_TOKENS = 2048
-"""Tokens that pass through a layer at once; a longer sequence passes alone."""
-
-KEPT_ROWS = 512
-"""Input rows kept of every activation."""
 
 _KV_RANGES = {"INT8": 127.0, "FP8": 448.0}
 
@@ -66,21 +62,15 @@ class Walk:
             for spec in specs
             if spec.axis == 0
         }
-        sizes = {spec.name: 4 * int(np.prod(spec.shape)) for spec in specs}
+        sizes = {spec.layer: 0 for spec in specs}
+        for spec in specs:
+            sizes[spec.layer] += 4 * prod(spec.shape)
         decoder = Decoder(self.config, self.read, self.read_rows)
         log.info(
             "calibration: %d sequences, %d tokens, %d layers, on %s",
             *(len(self.data.sequences), self.data.num_tokens, decoder.num_layers, decoder.device),
         )
-        layers = [
-            sum(
-                sizes[name]
-                for op in decoder.layer_ops(i)
-                for n in op.weights.values()
-                for name in n
-            )
-            for i in range(decoder.num_layers)
-        ]
+        layers = [sizes[layer] for layer in range(decoder.num_layers)]
         self.progress.start("calibration", sum(layers))
         try:
             if self.state.next_layer == 0:
