@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.errors import CheckpointError, ServeError
+from llmc.errors import CheckpointError, GateError, ServeError
 
 if TYPE_CHECKING:
     from llmc.model_repo.server import ServerProcess
@@ -35,6 +35,10 @@ def serve(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Let the server log requests.")
     ] = False,
+    allow_ungated: Annotated[
+        bool,
+        typer.Option("--allow-ungated", help="Serve an engine that failed or never saw its gate."),
+    ] = False,
     cache: Annotated[
         Path, typer.Option(envvar="LLMC_CACHE", help="Folder for llmc's own files.")
     ] = Path("~/.cache/llmc"),
@@ -43,7 +47,8 @@ def serve(
 
     Prints one line when every model is ready. On the first signal running requests are finished,
     on the second everything ends at once. The server's log goes to --log-file, else to llmc's debug
-    log; its end is shown when the server fails.
+    log; its end is shown when the server fails. An engine without a quality gate that it passed,
+    as it lies there now, is refused with exit code 8.
 
     Examples:
 
@@ -61,6 +66,7 @@ def serve(
             hint="llmc build MODEL -o OUT writes OUT/model_repo",
         )
     lint_repository(repository)
+    _require_gated(repository, allow_ungated=allow_ungated)
     server = find_tritonserver(tritonserver, cache=cache.expanduser())
     log.info("tritonserver: %s (%s)", server.binary, server.source)
     ports = _pick_ports(host, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port})
@@ -83,6 +89,22 @@ def serve(
             )
             _wait(process, stop)
         log.info("stopping: running requests have %d s to finish", drain)
+
+
+def _require_gated(repository: Path, *, allow_ungated: bool) -> None:
+    """Raise GateError unless every engine the repository names has passed its gate."""
+    from llmc.gate.record import require_passed
+    from llmc.model_repo.pbtxt import CONFIG_FILE, read_config
+
+    configs = [read_config(path) for path in sorted(repository.glob(f"*/{CONFIG_FILE}"))]
+    paths = [config.parameters["gpt_model_path"].string_value for config in configs]
+    for path in sorted(set(filter(None, paths))):
+        try:
+            require_passed((repository / path).resolve())
+        except GateError as error:
+            if not allow_ungated:
+                raise
+            log.warning("%s", error.message)
 
 
 def _wait(process: "ServerProcess", stop: threading.Event) -> None:

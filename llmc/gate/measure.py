@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from llmc.errors import UnsupportedError
 from llmc.gate.corpus import GateText, encode
-from llmc.gate.metrics import Float32Array, Float64Array, RowMetrics, describe_rows, divergence
+from llmc.gate.metrics import Float32Array, Float64Array, RowMetrics, compare_rows, describe_rows
 from llmc.gate.record import Divergence, TextMeasurement, WorstToken
 from llmc.log import Progress
 from llmc.runtime.batch import Batch
@@ -124,10 +124,13 @@ def _batch(window: npt.NDArray[np.int32], start: int, stop: int, engine: Engine)
 
 
 def _append(rows: _Rows, logits: list[Float32Array], targets: npt.NDArray[np.int32]) -> None:
-    rows.candidate.append(describe_rows(logits[0], targets))
-    if len(logits) == 2:
-        rows.reference.append(describe_rows(logits[1], targets))
-        rows.kl.append(divergence(logits[1], logits[0]))
+    if len(logits) == 1:
+        rows.candidate.append(describe_rows(logits[0], targets))
+        return
+    both = compare_rows(logits[1], logits[0], targets)
+    rows.candidate.append(both.candidate)
+    rows.reference.append(both.reference)
+    rows.kl.append(both.kl)
 
 
 def _sum_up(

@@ -31,12 +31,47 @@ class RowMetrics:
     """[n] whether all logits are equal: a model that says nothing"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowComparison:
+    """n rows of a candidate beside those of a reference."""
+
+    reference: RowMetrics
+    candidate: RowMetrics
+    kl: Float64Array
+    """[n] KL(reference || candidate) in nats; nan where either is not finite"""
+
+
 def describe_rows(logits: Float32Array, targets: npt.NDArray[np.int32]) -> RowMetrics:
     """Measure `logits` [n, vocab] alone; `targets` [m] are the next tokens of the first m rows."""
     nll = np.empty(len(targets))
     for block in _blocks(len(targets)):
-        logs = _log_softmax(logits[block])
-        nll[block] = -logs[np.arange(len(logs)), targets[block]]
+        nll[block] = _losses(_log_softmax(logits[block]), targets[block])
+    return _row_metrics(logits, nll)
+
+
+def compare_rows(
+    reference: Float32Array, candidate: Float32Array, targets: npt.NDArray[np.int32]
+) -> RowComparison:
+    """Measure two models' logits [n, vocab] of the same n tokens; `targets` as in describe_rows."""
+    assert reference.shape == candidate.shape, (reference.shape, candidate.shape)
+    kl = np.empty(len(reference))
+    wanted_nll, found_nll = np.empty(len(targets)), np.empty(len(targets))
+    for block in _blocks(len(reference)):
+        wanted, found = _log_softmax(reference[block]), _log_softmax(candidate[block])
+        wanted_nll[block] = _losses(wanted, targets[block])
+        found_nll[block] = _losses(found, targets[block])
+        with np.errstate(invalid="ignore"):
+            np.subtract(wanted, found, out=found)
+            kl[block] = np.einsum("nv,nv->n", np.exp(wanted, out=wanted), found)
+    return RowComparison(
+        reference=_row_metrics(reference, wanted_nll),
+        candidate=_row_metrics(candidate, found_nll),
+        # Rounding leaves equal distributions a hair below zero; nan stays nan.
+        kl=np.maximum(kl, 0.0),
+    )
+
+
+def _row_metrics(logits: Float32Array, nll: Float64Array) -> RowMetrics:
     return RowMetrics(
         nll=nll,
         top1=logits.argmax(axis=1),
@@ -45,17 +80,10 @@ def describe_rows(logits: Float32Array, targets: npt.NDArray[np.int32]) -> RowMe
     )
 
 
-def divergence(reference: Float32Array, candidate: Float32Array) -> Float64Array:
-    """Return KL(reference || candidate) [n] in nats of logits [n, vocab]; nan where not finite."""
-    assert reference.shape == candidate.shape, (reference.shape, candidate.shape)
-    kl = np.empty(len(reference))
-    for block in _blocks(len(reference)):
-        wanted, found = _log_softmax(reference[block]), _log_softmax(candidate[block])
-        with np.errstate(invalid="ignore"):
-            np.subtract(wanted, found, out=found)
-            kl[block] = np.einsum("nv,nv->n", np.exp(wanted, out=wanted), found)
-    # Rounding leaves equal distributions a hair below zero; nan stays nan.
-    return np.maximum(kl, 0.0)
+def _losses(logs: Float64Array, targets: npt.NDArray[np.int32]) -> Float64Array:
+    """Return the negative log probability of each target; targets may be fewer than rows."""
+    losses: Float64Array = -logs[np.arange(len(targets)), targets]
+    return losses
 
 
 def _blocks(num_rows: int) -> Iterator[slice]:

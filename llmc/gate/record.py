@@ -12,9 +12,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llmc import artifacts
-from llmc.errors import CheckpointError, GateError
+from llmc.errors import CheckpointError, GateError, LlmcError
 
 GATE_NAME = "gate.json"
+ASIDE_SUFFIX = ".failed"
+"""OUT/engine that failed its gate is kept as OUT/engine.failed."""
+
 MEASUREMENT_NAME = "measurement.json"
 
 Metric = Literal[
@@ -151,6 +154,8 @@ def require_passed(engine_dir: Path) -> Gate:
     Reads every byte of the engine. Raises: GateError for an engine that failed, was never gated or
     is another than the gated one; CheckpointError for a directory that is no engine of llmc.
     """
+    if not engine_dir.is_dir():
+        raise _missing(engine_dir)
     gate = read_gate(engine_dir)
     if gate is None:
         raise GateError(f"{engine_dir}: never passed the quality gate: no {GATE_NAME}", hint=_HINT)
@@ -171,6 +176,16 @@ def failure_text(gate: Gate, engine_dir: Path) -> str:
     """Return what failed, a line for each number."""
     lines = [f"{engine_dir}: failed the quality gate", *map(str, gate.failures)]
     return "\n  - ".join(lines)
+
+
+def _missing(engine_dir: Path) -> LlmcError:
+    aside = engine_dir.with_name(engine_dir.name + ASIDE_SUFFIX)
+    if not aside.is_dir():
+        return CheckpointError(f"{engine_dir}: not found, expected an engine")
+    return GateError(
+        f"{engine_dir}: not there, it failed the quality gate and is kept as {aside}",
+        hint="build it in another way, or with other thresholds",
+    )
 
 
 _HINT = "gate it with `llmc verify OUT`, or insist with --allow-ungated"

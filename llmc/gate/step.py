@@ -10,6 +10,7 @@ from llmc import artifacts
 from llmc.gate.corpus import DEFAULT_TEXTS, GateText, read_texts
 from llmc.gate.measure import POSITION_STEP, measure, window_tokens
 from llmc.gate.record import (
+    ASIDE_SUFFIX,
     GATE_NAME,
     MEASUREMENT_NAME,
     Gate,
@@ -97,7 +98,7 @@ def failed_kept_aside(output: Path, *, allow_ungated: bool = False) -> Iterator[
     OUT/engine.failed becomes OUT/engine when there is none; on the way out OUT/engine, marked as
     failed by its gate.json, becomes OUT/engine.failed, unless `allow_ungated`.
     """
-    engine, aside = output / "engine", output / "engine.failed"
+    engine, aside = output / "engine", output / f"engine{ASIDE_SUFFIX}"
     if aside.is_dir() and not engine.exists():
         aside.rename(engine)
     try:

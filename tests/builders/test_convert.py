@@ -27,7 +27,7 @@ class CountingProgress:
         self.total = self.done = 0
         self.finished = False
 
-    def start(self, description: str, total: int) -> None:
+    def start(self, description: str, total: int, unit: str = "bytes") -> None:
         self.total = total
 
     def advance(self, amount: int) -> None:
