@@ -42,11 +42,11 @@ def global_scale(amax: float) -> np.float32:
 def to_e2m1(scaled: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     """Return the code of the nearest e2m1, halves to the even mantissa, as uint8."""
     magnitude = np.abs(scaled)
-    # A tie goes down below an even code and up below an odd one, which has the odd mantissa.
-    down = np.searchsorted(_MIDDLES, magnitude, side="left")
-    up = np.searchsorted(_MIDDLES, magnitude, side="right")
-    code: npt.NDArray[np.uint8] = np.where(down % 2 == 0, down, up).astype(np.uint8)
-    code |= np.signbit(scaled).astype(np.uint8) << np.uint8(3)
+    code: npt.NDArray[np.uint8] = np.zeros(scaled.shape, np.uint8)
+    for below, middle in enumerate(_MIDDLES):
+        # A tie stays at an even code and leaves an odd one, which has the odd mantissa.
+        code += magnitude > middle if below % 2 == 0 else magnitude >= middle
+    code |= (scaled < 0).astype(np.uint8) << np.uint8(3)
     return code
 
 
@@ -60,7 +60,7 @@ def encode(weight: npt.NDArray[Any], choice: Choice) -> Elements:
         float(amax.max(initial=0)) if choice.global_amax is None else choice.global_amax
     )
     # As ModelOpt: a block of zeros has scale 1.
-    block = np.clip(never_zero(amax / MAX / whole), 0, fp8.MAX).astype(fp8.E4M3)
+    block = np.clip(never_zero(amax / (MAX * whole)), 0, fp8.MAX).astype(fp8.E4M3)
     # A block may be so small that its scale rounds to 0: it becomes zeros.
     scale = np.broadcast_to(block.astype(np.float32) * whole, (num_out, blocks))
     values: npt.NDArray[Any] = np.empty(weight.shape, fp8.E4M3)

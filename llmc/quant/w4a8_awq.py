@@ -8,10 +8,8 @@ Source: NVIDIA/TensorRT-LLM 0.17 tensorrt_llm/models/modeling_utils.py, preproce
 ModelOpt 0.37 export of w4a8_awq: both scaling factors are amax / 448.
 """
 
-import numpy as np
-
 from llmc.quant import awq, fp8
-from llmc.quant.format import Choice, Elements, QuantFormat, QuantizedLinear, decode
+from llmc.quant.format import Choice, Elements, QuantFormat, QuantizedLinear, group_amax
 
 
 def pack(elements: Elements, choice: Choice) -> QuantizedLinear:
@@ -19,7 +17,8 @@ def pack(elements: Elements, choice: Choice) -> QuantizedLinear:
     assert choice.input_amax is not None, "W4A8_AWQ needs the largest input"
     amax = choice.global_amax
     if amax is None:
-        amax = float(np.abs(decode(elements)).max(initial=0))
+        groups = elements.scale.shape[1]
+        amax = float((group_amax(elements.values, groups) * elements.scale).max(initial=0))
     packed = awq.pack(elements, choice)
     return QuantizedLinear(
         tensors=packed.tensors

@@ -1,7 +1,8 @@
 """W8A8_SQ_PER_CHANNEL: INT8 weights per output channel, inputs scaled per channel, then to INT8.
 
 Source: ModelOpt 0.37 export of int8_sq: weights_scaling_factor = amax / 127 per row, value =
-weight / scale rounded half to even; activation_scaling_factor = amax / 127 of the scaled input.
+weight / scale rounded half to even and clamped to [-128, 127]; activation_scaling_factor = amax /
+127 of the scaled input.
 """
 
 from typing import Any
@@ -28,7 +29,7 @@ def encode(weight: npt.NDArray[Any], choice: Choice) -> Elements:
     """Round to INT8 with a scale per row."""
     amax = group_amax(weight, 1) if choice.weight_amax is None else choice.weight_amax
     scale = np.broadcast_to(amax / _RANGE, (weight.shape[0], 1))
-    values = integers.encode(weight, scale, lowest=-127, highest=127, rounding=integers.half_even)
+    values = integers.encode(weight, scale, lowest=-128, highest=127, rounding=integers.half_even)
     return Elements(values=values, scale=scale)
 
 

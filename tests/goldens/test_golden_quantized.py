@@ -26,7 +26,11 @@ from llmc.quant.format import Choice, QuantFormat, QuantizedLinear, group_amax
 from llmc.quant.layouts import arrange
 from tests.goldens import golden
 
-QUANTIZED = [name for name in golden.CHECKPOINTS if "-quant-" in name or "-kv-" in name]
+QUANTIZED = [
+    name
+    for name in golden.CHECKPOINTS
+    if name.startswith("llama") and ("-quant-" in name or "-kv-" in name)
+]
 DETERMINISTIC = [name for name in QUANTIZED if "_wo" in name or "fp8_rowwise" in name]
 FP8 = [name for name in QUANTIZED if "modelopt-fp8" in name]
 CALIBRATED = (
