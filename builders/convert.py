@@ -26,7 +26,13 @@ from llmc.builders.quantize.calibration import (
     settings_of,
 )
 from llmc.builders.rank_files import ReadWhole, write_rank_files
-from llmc.checkpoint import CheckpointConfig, Quantization, tensor_specs, unsplittable
+from llmc.checkpoint import (
+    CheckpointConfig,
+    Quantization,
+    forbidden,
+    tensor_specs,
+    unsplittable,
+)
 from llmc.dtypes import WEIGHT_DTYPES
 from llmc.errors import CheckpointError, UnsupportedError
 from llmc.log import Progress
@@ -154,22 +160,12 @@ def _choice_reasons(config: CheckpointConfig, model_dir: Path) -> list[str]:
         reasons.append(f"dtype {config.dtype!r}, expected one of {', '.join(WEIGHT_DTYPES)}")
     if config.embedding_sharding_dim not in (0, 1):
         reasons.append(f"embedding_sharding_dim {config.embedding_sharding_dim}, expected 0 or 1")
-    quantization = config.quantization
-    unknown = unknown_algorithms(quantization)
-    reasons += unknown or [*unsplittable(config), *calibration_reasons(config, model_dir)]
+    algo = config.quantization.quant_algo
+    if algo is None or algo in FORMATS:  # else `forbidden` says so, and nothing more is known
+        reasons += [*unsplittable(config), *calibration_reasons(config, model_dir)]
+    reasons += forbidden(config)
     if not reasons:
         _warn_of_idle_patterns(config)
-    return reasons
-
-
-def unknown_algorithms(quantization: Quantization) -> list[str]:
-    """Return a line for each algorithm that TensorRT-LLM has no name for."""
-    algo, kv_algo = quantization.quant_algo, quantization.kv_cache_quant_algo
-    reasons = []
-    if algo is not None and algo not in FORMATS:
-        reasons.append(f"quant_algo {algo!r}, expected one of {', '.join(FORMATS)}")
-    if kv_algo is not None and kv_algo not in ("INT8", "FP8"):
-        reasons.append(f"kv_cache_quant_algo {kv_algo!r}, expected INT8 or FP8")
     return reasons
 
 

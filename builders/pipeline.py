@@ -7,21 +7,32 @@ stages do is convert's and the targets' part; emitting a Triton repository is no
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from llmc import artifacts
+from llmc.arch import ModelArch
 from llmc.builders.convert import COPIED_FILES, convert, preflight
 from llmc.builders.hf.preflight import examine
+from llmc.builders.quantize.calibration import Calibration, needs_calibration
+from llmc.builders.quantize.state import remove_states
+from llmc.builders.quantize.texts import digest_of
 from llmc.builders.targets import BuildLimits
-from llmc.checkpoint import Checkpoint, CheckpointConfig, Quantization
+from llmc.checkpoint import (
+    Checkpoint,
+    CheckpointConfig,
+    Quantization,
+    forbidden,
+    unsplittable,
+)
 from llmc.errors import CheckpointError, LlmcError, UnsupportedError
 from llmc.log import Progress
 from llmc.lookup import load
 from llmc.mapping import Mapping
-from llmc.recipes.schema import BuildRecipe, Recipe
+from llmc.quant.format import load_format
+from llmc.recipes.schema import BuildRecipe, QuantizationRecipe, Recipe
 from llmc.stages import StageResult, run_stage, tool_version
 from llmc.targets import TARGETS
 
@@ -29,6 +40,9 @@ log = logging.getLogger(__name__)
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 """Files of a Hugging Face directory that can reach the checkpoint: config, weights, tokenizer."""
+
+DEFAULT_LAYOUT = "sm80"
+"""Where a format has no portable layout and none is named: what most GPUs read."""
 
 _COMPILER_ROOMS = ("builders", "plugins", "quant", "checkpoint")
 
@@ -38,6 +52,7 @@ class _Plan:
     """A recipe that was checked against its model and its target."""
 
     recipe: Recipe
+    choices: dict[str, Any]
     config: CheckpointConfig
     limits: BuildLimits
     target: ModuleType
@@ -126,50 +141,90 @@ def _check(recipe: Recipe) -> _Plan:
     if model is None:
         raise _model_error(recipe.model, model_reasons)
     model.weights.close()
-    reasons: list[str] = []
-    if recipe.quantization.kv_cache is not None:
-        reasons.append(
-            f"quantization.kv_cache: {recipe.quantization.kv_cache!r}, available: none yet"
-        )
     try:
-        choices = _choices(recipe)
+        choices = _choices(recipe, model.arch, recipe.dtype or model.dtype)
     except UnsupportedError as error:
         raise UnsupportedError(
             f"{recipe.model}: this recipe cannot be built",
-            [*model_reasons, error.message, *reasons],
+            [*model_reasons, error.message],
             error.hint,
         ) from error
     found = preflight(recipe.model, **choices)
     if model_reasons:
-        raise _model_error(recipe.model, [*found, *reasons])
+        raise _model_error(recipe.model, found)
     config = CheckpointConfig(arch=model.arch, **{**choices, "dtype": recipe.dtype or model.dtype})
     limits = resolve_limits(recipe.build, model.arch.max_position_embeddings)
-    reasons += [*found, *limit_reasons(limits, model.arch.max_position_embeddings)]
+    reasons = [*found, *limit_reasons(limits, model.arch.max_position_embeddings)]
     if not found:
         reasons += target.unsupported(config, limits)
     if reasons:
         raise UnsupportedError(f"{recipe.model}: this recipe cannot be built", reasons)
     _announce(recipe, config, limits)
-    return _Plan(recipe=recipe, config=config, limits=limits, target=target)
+    return _Plan(recipe=recipe, choices=choices, config=config, limits=limits, target=target)
 
 
-def _choices(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe's checkpoint part in the words of convert."""
-    mapping = recipe.mapping
+def _choices(recipe: Recipe, arch: ModelArch, dtype: str) -> dict[str, Any]:
+    """Return the recipe's checkpoint part in the words of convert; `dtype` is what None means."""
+    mapping = Mapping(
+        tp_size=recipe.mapping.tp,
+        pp_size=recipe.mapping.pp,
+        moe_tp_size=recipe.mapping.moe_tp,
+        moe_ep_size=recipe.mapping.moe_ep,
+    )
+    quantization, layout = choose_quantization(recipe.quantization, arch, mapping, dtype)
     return {
         "dtype": recipe.dtype,
-        "mapping": Mapping(
-            tp_size=mapping.tp,
-            pp_size=mapping.pp,
-            moe_tp_size=mapping.moe_tp,
-            moe_ep_size=mapping.moe_ep,
-        ),
-        "quantization": Quantization(
-            quant_algo=recipe.quantization.algo, exclude_modules=recipe.quantization.exclude
-        ),
-        "use_parallel_embedding": mapping.use_parallel_embedding,
-        "embedding_sharding_dim": mapping.embedding_sharding_dim,
+        "mapping": mapping,
+        "quantization": quantization,
+        "use_parallel_embedding": recipe.mapping.use_parallel_embedding,
+        "embedding_sharding_dim": recipe.mapping.embedding_sharding_dim,
+        "layout": layout,
     }
+
+
+def choose_quantization(
+    wanted: QuantizationRecipe, arch: ModelArch, mapping: Mapping, dtype: str
+) -> tuple[Quantization, str | None]:
+    """Fill in what the recipe leaves open: group size, and the layout of what has no portable one.
+
+    The largest group size that fits the model and its split is taken.
+    Raises: UnsupportedError for an unknown algorithm.
+    """
+    form = load_format(wanted.algo) if wanted.algo is not None else None
+    layout: str | None = wanted.layout
+    if form is not None and layout is None:
+        if form.needs_layout and form.in_checkpoint == "quantized":
+            layout = DEFAULT_LAYOUT
+            log.info("layout: %s, as %s has no portable one", layout, form.algo)
+    sizes: list[int | None] = [wanted.group_size]
+    if form is not None and wanted.group_size is None and form.group_sizes:
+        sizes = [*sorted(form.group_sizes, reverse=True)]
+    fitting = quantizations = [
+        replace(
+            Quantization.of(
+                wanted.algo, wanted.kv_cache, group_size=size, exclude_modules=wanted.exclude
+            ),
+            smoothquant_val=wanted.alpha,
+        )
+        for size in sizes
+    ]
+    if len(sizes) > 1:
+        fitting = [
+            choice
+            for choice in quantizations
+            if not _misfits(
+                CheckpointConfig(
+                    arch=arch, dtype=dtype, mapping=mapping, quantization=choice, layout=layout
+                )
+            )
+        ]
+        if fitting:
+            log.info("group_size: %d, the largest that fits", fitting[0].group_size)
+    return (fitting or quantizations)[0], layout
+
+
+def _misfits(config: CheckpointConfig) -> list[str]:
+    return unsplittable(config) or forbidden(config)
 
 
 def _model_error(model_dir: Path, reasons: list[str]) -> LlmcError:
@@ -193,25 +248,43 @@ def _announce(recipe: Recipe, config: CheckpointConfig, limits: BuildLimits) -> 
 def _build_checkpoint(
     plan: _Plan, final: Path, progress: Progress, workers: int, force: bool
 ) -> StageResult:
-    recipe = plan.recipe
-    choices = _choices(recipe)
+    recipe, tools = plan.recipe, {"llmc": tool_version(*_COMPILER_ROOMS)}
+    inputs = {"model": digest_model(recipe.model)}
+    settings: dict[str, Any] = {
+        "dtype": plan.config.dtype,
+        "quantization": plan.config.quantization.to_json(),
+        "layout": plan.config.layout,
+        "mapping": recipe.mapping.model_dump(mode="json"),
+    }
+    calibration = None
+    if needs_calibration(plan.config):
+        wanted = recipe.quantization.calibration
+        inputs["calibration"] = digest_of(wanted.data)
+        settings["calibration"] = {"samples": wanted.samples, "max_tokens": wanted.max_tokens}
+        calibration = Calibration(
+            state_parent=final.parent,
+            key=f"{inputs['model']} {tools['llmc']}",
+            data=wanted.data,
+            samples=wanted.samples,
+            max_tokens=wanted.max_tokens,
+        )
 
     def work(staging: Path) -> None:
-        convert(recipe.model, staging, **choices, progress=progress, workers=workers)
+        convert(
+            recipe.model,
+            staging,
+            **plan.choices,
+            calibration=calibration,
+            progress=progress,
+            workers=workers,
+        )
 
-    return run_stage(
-        final,
-        work,
-        stage="checkpoint",
-        inputs={"model": digest_model(recipe.model)},
-        recipe={
-            "dtype": plan.config.dtype,
-            "quantization": recipe.quantization.model_dump(mode="json"),
-            "mapping": recipe.mapping.model_dump(mode="json"),
-        },
-        tools={"llmc": tool_version(*_COMPILER_ROOMS)},
-        force=force,
+    result = run_stage(
+        final, work, stage="checkpoint", inputs=inputs, recipe=settings, tools=tools, force=force
     )
+    # Only now is the checkpoint where it belongs; until here a calibration could go on.
+    remove_states(final.parent)
+    return result
 
 
 def _build_engine(

@@ -24,6 +24,8 @@ FLAGS: dict[str, str] = {
     "--dtype": "dtype",
     "--quant": "quantization.algo",
     "--kv-cache": "quantization.kv_cache",
+    "--calibration": "quantization.calibration.data",
+    "--layout": "quantization.layout",
     "--tp": "mapping.tp",
     "--pp": "mapping.pp",
     "--moe-tp": "mapping.moe_tp",
@@ -61,10 +63,19 @@ def build(
         str | None, typer.Option(help="Type of unquantized weights: float32, float16, bfloat16.")
     ] = None,
     quant: Annotated[
-        str | None, typer.Option(metavar="ALGO", help="Quantization of the weights: W8A16.")
+        str | None,
+        typer.Option(metavar="ALGO", help="Quantization of the weights, e.g. W8A16, W4A16_AWQ."),
     ] = None,
     kv_cache: Annotated[
-        str | None, typer.Option(metavar="ALGO", help="Quantization of the KV cache.")
+        str | None, typer.Option(metavar="ALGO", help="Quantization of the KV cache: INT8, FP8.")
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Text or JSONL to calibrate on, instead of llmc's own."),
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(help="GPU generation packed weights are permuted for: sm80, sm90."),
     ] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor parallel size.")] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline parallel size.")] = None,
@@ -105,6 +116,8 @@ def build(
 
     llmc build ./smollm2 -o out --quant W8A16
 
+    llmc build ./smollm2 -o out --quant W4A16_AWQ --kv-cache INT8 --calibration chats.jsonl
+
     llmc build cpu-w8a16 --model ./smollm2 -o out --set build.max_batch_size=16
 
     llmc build recipe.yaml -o out --until checkpoint --tp 3
@@ -116,6 +129,8 @@ def build(
         "--dtype": dtype,
         "--quant": quant,
         "--kv-cache": kv_cache,
+        "--calibration": None if calibration is None else str(calibration),
+        "--layout": layout,
         "--tp": tp,
         "--pp": pp,
         "--moe-tp": moe_tp,

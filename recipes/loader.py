@@ -19,7 +19,7 @@ from llmc.recipes.schema import Recipe
 
 Location = tuple[str | int, ...]
 
-PATH_FIELDS = ("model", "gate.texts", "gate.reference")
+PATH_FIELDS = ("model", "quantization.calibration.data", "gate.texts", "gate.reference")
 """Fields that hold a path or a list of them."""
 
 

@@ -25,6 +25,18 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class CalibrationRecipe(_Part):
+    """What activations are looked at, for algorithms that need to."""
+
+    data: Path | None = Field(
+        default=None,
+        strict=False,
+        description="Text, or .jsonl with text, prompt or messages; none: the text llmc has.",
+    )
+    samples: PositiveInt = Field(default=256, description="Most sequences taken from the data.")
+    max_tokens: PositiveInt = Field(default=512, description="Most tokens of a sequence.")
+
+
 class QuantizationRecipe(_Part):
     """How weights and KV cache are stored."""
 
@@ -39,6 +51,23 @@ class QuantizationRecipe(_Part):
         default=None,
         strict=False,
         description="Modules left unquantized, as patterns; none: TensorRT-LLM's list.",
+    )
+    group_size: PositiveInt | None = Field(
+        default=None,
+        description="Input channels that share an INT4 scale; none: the largest that fits.",
+    )
+    alpha: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="SmoothQuant: how much of the inputs' range moves into the weights.",
+    )
+    layout: Literal["sm80", "sm90"] | None = Field(
+        default=None,
+        description="GPU generation that packed weights are permuted for; none: portable.",
+    )
+    calibration: CalibrationRecipe = Field(
+        default=CalibrationRecipe(), description="What activations are looked at."
     )
 
 

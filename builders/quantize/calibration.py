@@ -61,10 +61,6 @@ def calibration_reasons(config: CheckpointConfig, model_dir: Path) -> list[str]:
         reasons.append(f"calibration needs {' and '.join(missing)}: pip install 'llmc[torch]'")
     if not (model_dir / "tokenizer.json").is_file():
         reasons.append(f"{model_dir}: no tokenizer.json, which calibration needs to read text")
-    if config.quantization.quantizes("lm_head"):
-        reasons.append(
-            "exclude_modules: without lm_head, which only W8A16 and W4A16 quantize: add lm_head"
-        )
     return reasons
 
 

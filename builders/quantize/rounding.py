@@ -65,8 +65,7 @@ def error_basis(rows: Floats) -> Floats:
     """Return B [min(S, in), in] with B^T B = rows^T rows: products with it have the same norms."""
     if rows.shape[0] <= rows.shape[1]:
         return rows
-    basis: Floats = np.linalg.qr(rows, mode="r").astype(np.float32)
-    return basis
+    return np.asarray(np.linalg.qr(rows, mode="r"), dtype=np.float32)
 
 
 def output_error(difference: Floats, basis: Floats) -> float:
