@@ -54,7 +54,9 @@ class LinearObserver:
         """Record a chunk: x [T, in], y [T, sum(columns)]."""
         magnitude = x.abs()
         amax, abs_sum = magnitude.amax(0), magnitude.sum(0, dtype=torch.float64)
-        outputs = torch.stack([part.abs().amax() for part in torch.split(y, self.columns, dim=1)])
+        outputs = torch.stack(
+            [part.abs().amax() for part in torch.split(y, [*self.columns], dim=1)]
+        )
         first = -self.num_tokens % self.row_stride
         self._rows.append(x[first :: self.row_stride].cpu().clone())
         self.num_tokens += x.shape[0]

@@ -160,9 +160,10 @@ def _choice_reasons(config: CheckpointConfig, model_dir: Path) -> list[str]:
         reasons.append(f"dtype {config.dtype!r}, expected one of {', '.join(WEIGHT_DTYPES)}")
     if config.embedding_sharding_dim not in (0, 1):
         reasons.append(f"embedding_sharding_dim {config.embedding_sharding_dim}, expected 0 or 1")
-    algo = config.quantization.quant_algo
-    if algo is None or algo in FORMATS:  # else `forbidden` says so, and nothing more is known
+    if config.quantization.quant_algo in (None, *FORMATS):
         reasons += [*unsplittable(config), *calibration_reasons(config, model_dir)]
+    else:  # `forbidden` names it; a format that is not known splits nothing
+        reasons += unsplittable(replace(config, quantization=Quantization()))
     reasons += forbidden(config)
     if not reasons:
         _warn_of_idle_patterns(config)

@@ -31,6 +31,7 @@ from llmc.errors import CheckpointError, LlmcError, UnsupportedError
 from llmc.log import Progress
 from llmc.lookup import load
 from llmc.mapping import Mapping
+from llmc.quant import FORMATS
 from llmc.quant.format import load_format
 from llmc.recipes.schema import BuildRecipe, QuantizationRecipe, Recipe
 from llmc.stages import StageResult, run_stage, tool_version
@@ -187,9 +188,12 @@ def choose_quantization(
 ) -> tuple[Quantization, str | None]:
     """Fill in what the recipe leaves open: group size, and the layout of what has no portable one.
 
-    The largest group size that fits the model and its split is taken.
-    Raises: UnsupportedError for an unknown algorithm.
+    The largest group size that fits the model and its split is taken. An unknown algorithm is kept:
+    `forbidden` has the words for it.
     """
+    if wanted.algo is not None and wanted.algo not in FORMATS:
+        unknown = Quantization(quant_algo=wanted.algo, kv_cache_quant_algo=wanted.kv_cache)
+        return unknown, wanted.layout
     form = load_format(wanted.algo) if wanted.algo is not None else None
     layout: str | None = wanted.layout
     if form is not None and layout is None:
