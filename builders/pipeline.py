@@ -76,7 +76,7 @@ def build(
     Raises: CheckpointError for a model that is damaged, UnsupportedError with every reason why this
     recipe cannot be built.
     """
-    plan = _check(recipe)
+    plan = _check(recipe, for_engine=until == "engine")
     checkpoint = _build_checkpoint(plan, output / "checkpoint", progress, workers, force)
     report(checkpoint)
     if until == "checkpoint":
@@ -135,8 +135,11 @@ def limit_reasons(limits: BuildLimits, max_position_embeddings: int) -> list[str
     return reasons
 
 
-def _check(recipe: Recipe) -> _Plan:
-    """Look at recipe, model and target together; raise one error with all that is wrong."""
+def _check(recipe: Recipe, *, for_engine: bool) -> _Plan:
+    """Look at recipe, model and target together; raise one error with all that is wrong.
+
+    A checkpoint may be wanted for another machine: `for_engine` False does not ask the target.
+    """
     target = load(TARGETS, recipe.target.kind, package="llmc.builders.targets", kind="target")
     model, model_reasons = examine(recipe.model)
     if model is None:
@@ -156,7 +159,7 @@ def _check(recipe: Recipe) -> _Plan:
     config = CheckpointConfig(arch=model.arch, **{**choices, "dtype": recipe.dtype or model.dtype})
     limits = resolve_limits(recipe.build, model.arch.max_position_embeddings)
     reasons = [*found, *limit_reasons(limits, model.arch.max_position_embeddings)]
-    if not found:
+    if for_engine and not found:
         reasons += target.unsupported(config, limits)
     if reasons:
         raise UnsupportedError(f"{recipe.model}: this recipe cannot be built", reasons)
