@@ -7,9 +7,10 @@ Face.
 """
 
 from llmc.checkpoint.combinations import forbidden
-from llmc.checkpoint.config import CheckpointConfig, Quantization
-from llmc.checkpoint.directory import Checkpoint
+from llmc.checkpoint.config import CheckpointConfig
+from llmc.checkpoint.directory import Checkpoint, write_config
 from llmc.checkpoint.linears import Linear, layer_linears, linear_specs, lm_head
+from llmc.checkpoint.quantization import MIXED_PRECISION, Quantization
 from llmc.checkpoint.schema import (
     file_mapping,
     tensor_schema,
@@ -20,6 +21,7 @@ from llmc.checkpoint.schema import (
 from llmc.checkpoint.split import Segment, TensorSpec
 
 __all__ = [
+    "MIXED_PRECISION",
     "Checkpoint",
     "CheckpointConfig",
     "Linear",
@@ -35,4 +37,5 @@ __all__ = [
     "tensor_specs",
     "unsplittable",
     "valid_tp_sizes",
+    "write_config",
 ]

@@ -4,8 +4,10 @@ import json
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from llmc.checkpoint.config import CheckpointConfig
+from llmc.checkpoint.quantization import MIXED_PRECISION, Quantization
 from llmc.checkpoint.schema import tensor_schema, unsplittable
 from llmc.errors import CheckpointError
 from llmc.quant.format import load_format
@@ -76,22 +78,47 @@ class Checkpoint:
         return self._files[rank]
 
 
+def write_config(directory: Path, config: CheckpointConfig) -> None:
+    """Write config.json and, where the quantization differs by module, quant_cfg.json."""
+    files = {"config.json": config.to_json()}
+    if config.quantization.quant_algo == MIXED_PRECISION:
+        files["quant_cfg.json"] = config.quantization.to_json()
+    for name, data in files.items():
+        (directory / name).write_text(json.dumps(data, indent=4) + "\n", encoding="utf-8")
+
+
 def read_config(path: Path) -> CheckpointConfig:
     """Read one config.json. Raises: CheckpointError naming the file and the key."""
+    data = _read_object(path)
+    try:
+        config = CheckpointConfig.from_json(data)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error.message}") from error
+    quantization = config.quantization
+    if quantization.quant_algo == MIXED_PRECISION and not quantization.quantized_layers:
+        config = replace(config, quantization=_read_layers(path.with_name("quant_cfg.json")))
+    reasons = unsplittable(config)
+    if reasons:
+        raise CheckpointError("\n  - ".join([f"{path}: mapping does not fit the model", *reasons]))
+    return config
+
+
+def _read_layers(path: Path) -> Quantization:
+    try:
+        return Quantization.from_json(_read_object(path))
+    except CheckpointError as error:
+        prefix = "" if error.message.startswith(str(path)) else f"{path}: "
+        raise CheckpointError(f"{prefix}{error.message}") from error
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: a {type(data).__name__}, expected an object")
-    try:
-        config = CheckpointConfig.from_json(data)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error.message}") from error
-    reasons = unsplittable(config)
-    if reasons:
-        raise CheckpointError("\n  - ".join([f"{path}: mapping does not fit the model", *reasons]))
-    return config
+    return data
 
 
 def _inventory_reasons(
@@ -121,13 +148,16 @@ def _require_layout(
     directory: Path, config: CheckpointConfig, found: dict[str, TensorInfo]
 ) -> None:
     """Refuse weights that are packed for a GPU generation which nothing names."""
-    algo = config.quantization.quant_algo
-    if algo is None or config.layout is not None or not load_format(algo).needs_layout:
+    quantization = config.quantization
+    mixed = [layer.quant_algo for layer in quantization.quantized_layers.values()]
+    algos = sorted({algo for algo in mixed or [quantization.quant_algo] if algo is not None})
+    packed = [algo for algo in algos if load_format(algo).needs_layout]
+    if config.layout is not None or not packed:
         return
-    scales = ("per_channel_scale", "weights_scaling_factor")
-    if any(name.endswith(scales) for name in found):
+    gptq = any(load_format(algo).in_checkpoint == "quantized" for algo in packed)
+    if gptq or any(name.endswith("per_channel_scale") for name in found):
         raise CheckpointError(
-            f"{directory}: {algo} weights packed for one GPU generation, and config.json does not"
-            " say which",
+            f"{directory}: {packed[0]} weights packed for one GPU generation, and config.json"
+            " does not say which",
             hint=f"name the layout they were written for: {', '.join(LAYOUTS)}",
         )

@@ -10,6 +10,7 @@ from typing import Literal
 
 from llmc.arch import ModelArch
 from llmc.checkpoint.config import CheckpointConfig
+from llmc.checkpoint.quantization import MIXED_PRECISION
 from llmc.checkpoint.split import Segment, TensorSpec
 from llmc.quant.format import QuantTensor, tensor_name
 
@@ -77,6 +78,14 @@ def lm_head(arch: ModelArch) -> Linear:
     )
 
 
+def distinct_linears(config: CheckpointConfig) -> Iterator[Linear]:
+    """Yield the linear modules that may differ in size or format: one layer's, unless mixed."""
+    mixed = config.quantization.quant_algo == MIXED_PRECISION
+    for layer in range(config.arch.num_hidden_layers if mixed else 1):
+        yield from layer_linears(config.arch, layer)
+    yield lm_head(config.arch)
+
+
 def linear_specs(config: CheckpointConfig, linear: Linear) -> Iterator[TensorSpec]:
     """Yield the tensors of `linear`, weight first, bias last."""
     by_rows = linear.split == "rows"
@@ -105,8 +114,10 @@ def linear_specs(config: CheckpointConfig, linear: Linear) -> Iterator[TensorSpe
 def misfits(config: CheckpointConfig, linear: Linear) -> list[str]:
     """Return why the quantized tensors of `linear` cannot be split over the ranks."""
     form = config.stored_format(linear.name)
+    if form is None:
+        return []
     reasons = []
-    for tensor in form.tensors_of(linear.name) if form else ():
+    for tensor in form.tensors_of(linear.name):
         for axis, whole in ((tensor.out_axis, linear.num_out), (tensor.in_axis, linear.num_in)):
             if axis is None:
                 continue
@@ -123,13 +134,13 @@ def misfits(config: CheckpointConfig, linear: Linear) -> list[str]:
                     reasons.append(
                         f"{linear.name}: tp_size {tp_size} splits {whole} {linear.split} into parts"
                         f" that are not multiples of {factor}, as {tensor.role} of"
-                        f" {config.quantization.quant_algo} needs"
+                        f" {form.algo} needs"
                     )
     return reasons
 
 
 def _quantized_spec(config: CheckpointConfig, linear: Linear, tensor: QuantTensor) -> TensorSpec:
-    group = config.quantization.group_size
+    group = config.quantization.of_module(linear.name).group_size
     axis = _split_axis(linear, tensor)
     segments: list[Segment] = []
     if axis is not None:
@@ -159,10 +170,11 @@ def _factor(
     config: CheckpointConfig, linear: Linear, tensor: QuantTensor, axis: int, whole: int
 ) -> int | None:
     """Return how many rows or columns of the weight make one of the tensor's; None: uneven."""
-    shape = tensor.shape(linear.num_out, linear.num_in, config.quantization.group_size)
+    group = config.quantization.of_module(linear.name).group_size
+    shape = tensor.shape(linear.num_out, linear.num_in, group)
     # Shapes are floors: one group too few shows in a product that is too small.
     if not shape[axis] or whole % shape[axis]:
         return None
     factor = whole // shape[axis]
-    double = tensor.shape(2 * linear.num_out, 2 * linear.num_in, config.quantization.group_size)
+    double = tensor.shape(2 * linear.num_out, 2 * linear.num_in, group)
     return factor if double[axis] == 2 * shape[axis] else None

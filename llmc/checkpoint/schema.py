@@ -12,7 +12,13 @@ from collections.abc import Iterator
 
 from llmc.arch import ModelArch
 from llmc.checkpoint.config import CheckpointConfig
-from llmc.checkpoint.linears import layer_linears, linear_specs, lm_head, misfits
+from llmc.checkpoint.linears import (
+    distinct_linears,
+    layer_linears,
+    linear_specs,
+    lm_head,
+    misfits,
+)
 from llmc.checkpoint.split import Segment, TensorSpec
 from llmc.errors import UnsupportedError
 from llmc.mapping import Mapping
@@ -90,7 +96,7 @@ def unsplittable(config: CheckpointConfig) -> list[str]:
             f" hidden_size {arch.hidden_size}; use embedding_sharding_dim 0"
         )
     if not reasons:
-        for linear in (*layer_linears(arch, 0), lm_head(arch)):
+        for linear in distinct_linears(config):
             reasons += misfits(config, linear)
     return reasons
 
