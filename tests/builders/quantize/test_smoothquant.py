@@ -50,9 +50,7 @@ def product(site: Site, tensors: Tensors, algo: str) -> npt.NDArray[Any]:
 def test_norm_takes_the_smoother(alpha: float) -> None:
     site = make_site()
     assert site.norm_weight is not None
-    settings = Settings(
-        algo="W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", dtype="float32", alpha=alpha
-    )
+    settings = Settings(algo="W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", dtype="float32", alpha=alpha)
     tensors = quantize(site, settings)
     wanted = site.norm_weight / smoother_of(site, alpha)
     np.testing.assert_allclose(tensors[f"{NORM}.weight"], wanted, rtol=1e-5)
@@ -117,9 +115,7 @@ def test_modelopt_form_scales_inputs_by_the_inverse() -> None:
     np.testing.assert_allclose(prequant, 1 / site.stats.amax, rtol=1e-3)
     assert (prequant == tensors["transformer.layers.0.mlp.gate.prequant_scaling_factor"]).all()
     # With alpha 1 every channel's largest input becomes 1.
-    np.testing.assert_allclose(
-        tensors[f"{FC}.activation_scaling_factor"], [1 / 127], rtol=1e-3
-    )
+    np.testing.assert_allclose(tensors[f"{FC}.activation_scaling_factor"], [1 / 127], rtol=1e-3)
     assert f"{NORM}.weight" not in tensors
 
 
