@@ -208,6 +208,7 @@ def run(
     from llmc import __version__
     from llmc.builders import pipeline
     from llmc.cli.render import ConsoleProgress
+    from llmc.gate.report import summarize
     from llmc.gate.step import failed_kept_aside
     from llmc.log import NullProgress, Progress
     from llmc.recipes.loader import dump_recipe
@@ -232,6 +233,8 @@ def run(
         if until in (Until.gate, Until.repo) and recipe.gate.enabled:
             gated = _gate(recipe, output, progress, workers=workers, force=force, cache=cache)
             results.append(gated.stage)
+            for line in summarize(gated.gate):
+                log.info("gate %s: %s", gated.gate.verdict, line)
             if gated.gate.verdict == "failed":
                 _refuse(gated.gate, output, allow_ungated=allow_ungated)
         if until is Until.repo:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.errors import CheckpointError, GateError, ServeError
+from llmc.errors import BuildError, CheckpointError, GateError, ServeError
 
 if TYPE_CHECKING:
     from llmc.model_repo.server import ServerProcess
@@ -65,8 +65,8 @@ def serve(
             f"{repository}: no directory, expected a model repository",
             hint="llmc build MODEL -o OUT writes OUT/model_repo",
         )
-    lint_repository(repository)
     _require_gated(repository, allow_ungated=allow_ungated)
+    lint_repository(repository)
     server = find_tritonserver(tritonserver, cache=cache.expanduser())
     log.info("tritonserver: %s (%s)", server.binary, server.source)
     ports = _pick_ports(host, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port})
@@ -92,19 +92,33 @@ def serve(
 
 
 def _require_gated(repository: Path, *, allow_ungated: bool) -> None:
-    """Raise GateError unless every engine the repository names has passed its gate."""
-    from llmc.gate.record import require_passed
-    from llmc.model_repo.pbtxt import CONFIG_FILE, read_config
+    """Raise GateError unless every engine the repository names has passed its gate.
 
-    configs = [read_config(path) for path in sorted(repository.glob(f"*/{CONFIG_FILE}"))]
-    paths = [config.parameters["gpt_model_path"].string_value for config in configs]
-    for path in sorted(set(filter(None, paths))):
+    What cannot be read or is not there at all is lint's to report.
+    """
+    from llmc.gate.record import is_kept_aside, require_passed
+
+    for engine_dir in sorted(set(_engines(repository))):
+        if not engine_dir.is_dir() and not is_kept_aside(engine_dir):
+            continue
         try:
-            require_passed((repository / path).resolve())
+            require_passed(engine_dir)
         except GateError as error:
             if not allow_ungated:
                 raise
             log.warning("%s", error.message)
+
+
+def _engines(repository: Path) -> Iterator[Path]:
+    from llmc.model_repo.pbtxt import CONFIG_FILE, read_config
+
+    for file in repository.glob(f"*/{CONFIG_FILE}"):
+        try:
+            path = read_config(file).parameters["gpt_model_path"].string_value
+        except BuildError:
+            continue
+        if path:
+            yield (repository / path).resolve()
 
 
 def _wait(process: "ServerProcess", stop: threading.Event) -> None:

@@ -29,9 +29,10 @@ def read_texts(paths: Sequence[Path]) -> tuple[GateText, ...]:
 
     Raises: RecipeError for a file that cannot be read or is not UTF-8 text.
     """
+    paths = list(dict.fromkeys(paths))
     stems = [path.stem for path in paths]
     texts = []
-    for path in dict.fromkeys(paths):
+    for path in paths:
         try:
             data = path.read_bytes()
             text = data.decode("utf-8")

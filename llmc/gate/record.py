@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llmc import artifacts
-from llmc.errors import CheckpointError, GateError, LlmcError
+from llmc.errors import CheckpointError, GateError
 
 GATE_NAME = "gate.json"
 ASIDE_SUFFIX = ".failed"
@@ -154,8 +154,11 @@ def require_passed(engine_dir: Path) -> Gate:
     Reads every byte of the engine. Raises: GateError for an engine that failed, was never gated or
     is another than the gated one; CheckpointError for a directory that is no engine of llmc.
     """
-    if not engine_dir.is_dir():
-        raise _missing(engine_dir)
+    if is_kept_aside(engine_dir):
+        raise GateError(
+            f"{engine_dir}: not there, it failed the quality gate and is {_aside(engine_dir)}",
+            hint="build it in another way, or with other thresholds",
+        )
     gate = read_gate(engine_dir)
     if gate is None:
         raise GateError(f"{engine_dir}: never passed the quality gate: no {GATE_NAME}", hint=_HINT)
@@ -178,14 +181,13 @@ def failure_text(gate: Gate, engine_dir: Path) -> str:
     return "\n  - ".join(lines)
 
 
-def _missing(engine_dir: Path) -> LlmcError:
-    aside = engine_dir.with_name(engine_dir.name + ASIDE_SUFFIX)
-    if not aside.is_dir():
-        return CheckpointError(f"{engine_dir}: not found, expected an engine")
-    return GateError(
-        f"{engine_dir}: not there, it failed the quality gate and is kept as {aside}",
-        hint="build it in another way, or with other thresholds",
-    )
+def is_kept_aside(engine_dir: Path) -> bool:
+    """Say whether the engine that belongs here failed its gate and was put aside."""
+    return not engine_dir.exists() and _aside(engine_dir).is_dir()
+
+
+def _aside(engine_dir: Path) -> Path:
+    return engine_dir.with_name(engine_dir.name + ASIDE_SUFFIX)
 
 
 _HINT = "gate it with `llmc verify OUT`, or insist with --allow-ungated"

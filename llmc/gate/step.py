@@ -20,7 +20,7 @@ from llmc.gate.record import (
     write_record,
 )
 from llmc.gate.reference import Reference, open_engine, read_config
-from llmc.gate.report import summarize, write_report
+from llmc.gate.report import write_report
 from llmc.gate.thresholds import judge, resolve_thresholds
 from llmc.log import Progress
 from llmc.recipes.schema import GateRecipe
@@ -86,8 +86,6 @@ def run_gate(
     gate = judge(measurement, resolve_thresholds(measurement, recipe))
     write_report(gate, gate_dir)
     write_record(engine_dir / GATE_NAME, gate)
-    for line in summarize(gate):
-        log.info("%s %s", gate.verdict, line)
     return GateResult(stage=stage, gate=gate)
 
 
