@@ -1,0 +1,83 @@
+"""Tiny random engines, built as `llmc build` does, and texts their tokenizer knows."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmc import artifacts
+from llmc.builders import pipeline
+from llmc.gate.record import GATE_NAME
+from llmc.gate.reference import choose_reference
+from llmc.gate.step import GateResult, run_gate
+from llmc.log import NullProgress
+from llmc.plugins.cpu_file import EngineFile
+from llmc.recipes.loader import Override, load_recipe, parse_set
+from llmc.recipes.schema import Recipe
+
+
+def write_text(path: Path, *, seed: int = 0, num_words: int = 200) -> Path:
+    """Write random words of the tiny model's vocabulary."""
+    words = np.random.default_rng(seed).integers(0, 64, num_words)
+    path.write_text(" ".join(f"w{word}" for word in words))
+    return path
+
+
+def recipe(model: Path, *settings: str) -> Recipe:
+    """Return a recipe for `model` that measures on two texts written beside it."""
+    texts = [write_text(model.parent / f"{name}.txt", seed=len(name)) for name in ("prose", "code")]
+    overrides = [
+        Override(path=("model",), value=str(model), source="test"),
+        Override(path=("gate", "texts"), value=list(map(str, texts)), source="test"),
+    ]
+    return load_recipe(None, [*overrides, *map(parse_set, settings)])
+
+
+def build(recipe: Recipe, output: Path) -> Path:
+    """Build and return `output`/engine."""
+    pipeline.build(
+        recipe, output, until="engine", progress=NullProgress(), report=lambda result: None
+    )
+    return output / "engine"
+
+
+def gate(recipe: Recipe, output: Path, *, force: bool = False) -> GateResult:
+    """Gate `output`/engine; references are cached beside the output."""
+    engine, progress = output / "engine", NullProgress()
+    cache = output.parent / "cache"
+    reference = choose_reference(engine, recipe, cache=cache, progress=progress, workers=1)
+    return run_gate(
+        engine,
+        output / "gate",
+        recipe=recipe.gate,
+        reference=reference,
+        progress=progress,
+        force=force,
+    )
+
+
+def scale_engine(engine: Path, module: str, factor: float) -> None:
+    """Multiply the scales of one module, as a mistake in quantizing it would.
+
+    The manifest is made anew, gate.json is left: to everyone but the gate this engine is intact.
+    """
+    path = engine / "rank0.engine"
+    tensors: dict[str, Any] = dict(EngineFile.open(path).tensors)
+    (tensor,) = (tensors[name] for name in tensors if module in name and name.endswith("scale"))
+    assert tensor.dtype == "float32"
+    data = bytearray(path.read_bytes())
+    place = slice(tensor.offset, tensor.offset + tensor.num_bytes)
+    data[place] = (np.frombuffer(bytes(data[place]), np.float32) * np.float32(factor)).tobytes()
+    path.write_bytes(data)
+    verdict = (engine / GATE_NAME).read_bytes()
+    (engine / GATE_NAME).unlink()
+    old = artifacts.read_manifest(engine)
+    artifacts.write_manifest(
+        engine,
+        stage="engine",
+        inputs=old.inputs,
+        recipe=old.recipe,
+        tools=old.tools,
+        target=old.target,
+    )
+    (engine / GATE_NAME).write_bytes(verdict)
