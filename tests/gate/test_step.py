@@ -11,6 +11,7 @@ from llmc.errors import CheckpointError, GateError, UnsupportedError
 from llmc.gate import reference as references
 from llmc.gate.record import GATE_NAME, require_passed
 from llmc.gate.step import failed_kept_aside
+from llmc.recipes.schema import Recipe
 from tests.builders.tiny_hf import flip_weight_byte, write_model
 from tests.gate import built
 
@@ -31,7 +32,7 @@ def own(w8a16: Path, tmp_path: Path) -> Path:
     return shutil.copytree(w8a16, tmp_path / "own")
 
 
-def w8a16_recipe(directory: Path, *settings: str) -> built.Recipe:
+def w8a16_recipe(directory: Path, *settings: str) -> Recipe:
     return built.recipe(directory / "model", "quantization.algo=W8A16", *settings)
 
 
@@ -172,7 +173,7 @@ def test_engine_larger_than_memory_is_refused(own: Path, monkeypatch: pytest.Mon
     class Memory:
         available = 1000
 
-    monkeypatch.setattr(references.psutil, "virtual_memory", Memory)
+    monkeypatch.setattr("psutil.virtual_memory", Memory)
     with pytest.raises(UnsupportedError, match="of memory are free") as caught:
         built.gate(w8a16_recipe(own), own / "out", force=True)
     assert "gate.reference_dtype" in caught.value.hint

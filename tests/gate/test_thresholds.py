@@ -1,5 +1,7 @@
 """Limits by quantization, replaced by a recipe's, and what a verdict makes of them."""
 
+from typing import Any
+
 import pytest
 
 from llmc.gate.thresholds import DEFAULTS, KV_CACHE, default_thresholds, judge, resolve_thresholds
@@ -36,7 +38,7 @@ def test_only_what_a_recipe_names_is_replaced() -> None:
         ({"mean_kl": 9.0, "top1_agreement": 0.0}, ["mean_kl", "top1_agreement"]),
     ],
 )
-def test_each_metric_can_fail(changes: dict[str, float], failing: list[str]) -> None:
+def test_each_metric_can_fail(changes: dict[str, Any], failing: list[str]) -> None:
     found = measurement(text(**changes), quant_algo="W8A16")
     gate = judge(found, default_thresholds("W8A16", None))
     assert gate.verdict == ("failed" if failing else "passed")
