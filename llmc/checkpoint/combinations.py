@@ -5,7 +5,8 @@ What merely cannot be split over the ranks is `llmc.checkpoint.unsplittable`'s t
 Sources, of NVIDIA/TensorRT-LLM 0.17: [layers] tensorrt_llm/quantization/layers.py,
 [functional] tensorrt_llm/quantization/functional.py, [quantize] tensorrt_llm/quantization/
 quantize.py, [moe] tensorrt_llm/layers/moe.py, [plugin] cpp/tensorrt_llm/plugins/
-weightOnly{,Groupwise}QuantMatmulPlugin; of 1.x: [builder] tensorrt_llm/builder.py.
+weightOnly{,Groupwise}QuantMatmulPlugin. For NVFP4, of 1.x: tensorrt_llm/quantization/
+quantize_by_modelopt.py (KV_QUANT_CFG_CHOICES).
 """
 
 from collections.abc import Collection, Iterator
@@ -51,8 +52,7 @@ def forbidden(config: CheckpointConfig) -> list[str]:
         reasons += _field_reasons(config, form, dict(one[1]))
         reasons += _experts_reasons(config, form)
         if form.algo == "NVFP4" and kv_algo == "INT8":
-            # [builder] refuses INT8 KV from compute capability 10.0, where alone NVFP4 runs.
-            reasons.append("NVFP4 with an INT8 KV cache: no GPU has both; use FP8")
+            reasons.append("NVFP4 with an INT8 KV cache: TensorRT-LLM knows FP8 only beside NVFP4")
     reasons += _layout_reasons(config, {str(item.quant_algo) for item in chosen})
     if not reasons and not unsplittable(config):
         for linear in distinct_linears(config):

@@ -36,7 +36,7 @@ def encode(weight: npt.NDArray[Any], choice: Choice) -> Elements:
     """
     groups = weight.shape[1] // choice.group_size
     assert groups * choice.group_size == weight.shape[1], (weight.shape, choice.group_size)
-    stored = numpy_dtype("float16" if choice.dtype == "float32" else choice.dtype)
+    stored = numpy_dtype(choice.dtype)
     if choice.weight_amax is None:
         low, high = _group_range(weight, groups)
         scale = ((high - low) / _STEPS).astype(stored).astype(np.float32)
