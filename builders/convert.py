@@ -32,6 +32,7 @@ from llmc.checkpoint import (
     forbidden,
     tensor_specs,
     unsplittable,
+    write_config,
 )
 from llmc.dtypes import WEIGHT_DTYPES
 from llmc.errors import CheckpointError, UnsupportedError
@@ -148,8 +149,7 @@ def convert(
                 workers=workers,
             )
             _write_beside(model_dir, model, output_dir)
-            text = json.dumps(config.to_json(), indent=4)
-            (output_dir / "config.json").write_text(text + "\n", encoding="utf-8")
+            write_config(output_dir, config)
     return config
 
 
