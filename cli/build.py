@@ -205,15 +205,15 @@ def run(
 
     Raises: GateError when the engine fails its gate, unless `allow_ungated`.
     """
-    from llmc import __version__
     from llmc.builders import pipeline
     from llmc.cli.render import ConsoleProgress
     from llmc.gate.report import summarize
     from llmc.gate.step import failed_kept_aside
     from llmc.log import NullProgress, Progress
-    from llmc.recipes.loader import dump_recipe
-    from llmc.stages import exclusive
+    from llmc.stages import exclusive, require_replaceable
 
+    for name in ("checkpoint", "engine", "model_repo"):
+        require_replaceable(output / name)
     results: list[StageResult] = []
     aside = failed_kept_aside(output, allow_ungated=allow_ungated)
     with exclusive(output), aside, ConsoleProgress() as bar:
@@ -227,8 +227,7 @@ def run(
             workers=workers,
             force=force,
         )
-        resolved = dump_recipe(recipe, f"what `llmc build` {__version__} built here")
-        (output / "recipe.yaml").write_text(resolved, encoding="utf-8")
+        _write_recipe(recipe, output / "recipe.yaml")
         engine = results[-1]
         if until in (Until.gate, Until.repo) and recipe.gate.enabled:
             gated = _gate(recipe, output, progress, workers=workers, force=force, cache=cache)
@@ -279,6 +278,22 @@ def _refuse(gate: "Gate", output: Path, *, allow_ungated: bool) -> None:
         hint=f"{output}/gate/report.md has more; quantize in another way, allow more by --set"
         " gate.max_kl=…, or insist with --allow-ungated",
     )
+
+
+def _write_recipe(recipe: "Recipe", path: Path) -> None:
+    """Write the resolved recipe, unless what is there says the same: it may have comments."""
+    from llmc import __version__
+    from llmc.recipes.loader import dump_recipe, load_recipe
+
+    try:
+        if path.is_file() and load_recipe(path) == recipe:
+            return
+    except RecipeError:
+        pass  # of an older llmc, or edited since
+    staging = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    text = dump_recipe(recipe, f"what `llmc build` {__version__} built here")
+    staging.write_text(text, encoding="utf-8")
+    staging.replace(path)
 
 
 def _emit(recipe: "Recipe", output: Path, *, engine: "StageResult", force: bool) -> "StageResult":

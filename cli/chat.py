@@ -8,7 +8,7 @@ import typer
 from llmc.cli.generate import MinP, Model, Seed, Stop, Temperature, Timeout, TopK, TopP, Url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from llmc.model_repo.client import GeneratePiece
 
@@ -66,7 +66,7 @@ def chat(
         messages.append({"role": "assistant", "content": answer})
 
 
-def print_answer(pieces: "Iterator[GeneratePiece]") -> str:
+def print_answer(pieces: "Generator[GeneratePiece, None, None]") -> str:
     """Print an answer as it comes and return it; Ctrl-C ends it early, in the server, too."""
     answer = ""
     try:
@@ -77,9 +77,7 @@ def print_answer(pieces: "Iterator[GeneratePiece]") -> str:
     except KeyboardInterrupt:
         typer.echo(" [interrupted]", err=True, nl=False)
     finally:
-        close = getattr(pieces, "close", None)
-        if close is not None:
-            close()
+        pieces.close()
     typer.echo()
     return answer
 

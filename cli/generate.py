@@ -1,5 +1,6 @@
 """`llmc generate`: one question to a running server, the answer as it comes."""
 
+import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,13 +105,14 @@ def generate(
         return_log_probs=log_probs or None,
     )
     pieces = client.generate(url, request, model=model, timeout_seconds=timeout)
-    if as_json:
-        print_json(summarize(pieces))
-        return
-    for piece in pieces:
-        typer.echo(piece.text, nl=False)
-        sys.stdout.flush()
-    typer.echo()
+    with contextlib.closing(pieces):
+        if as_json:
+            print_json(summarize(pieces))
+            return
+        for piece in pieces:
+            typer.echo(piece.text, nl=False)
+            sys.stdout.flush()
+        typer.echo()
 
 
 def summarize(pieces: "Iterator[GeneratePiece]") -> dict[str, Any]:

@@ -92,18 +92,23 @@ def _recognize(directory: Path) -> tuple[str, dict[str, Any]]:
             f"{directory}: no config.json and no model's config.pbtxt",
             hint="inspect takes a Hugging Face directory or what `llmc build` wrote",
         )
-    config = read_json(directory / "config.json")
+    path = directory / "config.json"
+    config = read_json(path)
     if "pretrained_config" in config:
-        return "engine", _engine_facts(config)
+        return "engine", _engine_facts(path, config)
     if "architecture" in config:
-        return "checkpoint", _checkpoint_facts(config) | _tensor_facts(directory, "rank*")
+        return "checkpoint", _checkpoint_facts(path, config) | _tensor_facts(directory, "rank*")
     return "Hugging Face checkpoint", _hf_facts(config) | _tensor_facts(directory, "*")
 
 
-def _checkpoint_facts(config: dict[str, Any]) -> dict[str, Any]:
+def _checkpoint_facts(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     from llmc.checkpoint import CheckpointConfig
+    from llmc.errors import CheckpointError
 
-    parsed = CheckpointConfig.from_json(config)
+    try:
+        parsed = CheckpointConfig.from_json(config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error.message}", error.hint) from error
     arch = parsed.arch
     return {
         "architecture": arch.architecture,
@@ -118,12 +123,12 @@ def _checkpoint_facts(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _engine_facts(config: dict[str, Any]) -> dict[str, Any]:
+def _engine_facts(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     build = config.get("build_config", {})
     limits = {name: value for name, value in build.items() if name.startswith("max_")}
     return {
         "target": config.get("llmc", {}).get("target"),
-        **_checkpoint_facts(config["pretrained_config"]),
+        **_checkpoint_facts(path, config["pretrained_config"]),
         "limits": limits,
         "tokens_per_block": build.get("plugin_config", {}).get("tokens_per_block"),
     }

@@ -122,13 +122,11 @@ def _engines(repository: Path) -> Iterator[Path]:
 
 
 def _wait(process: "ServerProcess", stop: threading.Event) -> None:
-    """Return when told to stop. Raises: ServeError when the server ends by itself."""
-    while not stop.wait(0.2):
-        if process.returncode is not None:
-            raise ServeError(
-                f"tritonserver ended by itself with code {process.returncode}\n"
-                f"{process.log_tail.rstrip()}"
-            )
+    """Return when told to stop. Raises: ServeError when the server or a model's process ends."""
+    while not stop.wait(0.5):
+        failure = process.failure()
+        if failure is not None:
+            raise ServeError(failure)
 
 
 @contextlib.contextmanager

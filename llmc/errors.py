@@ -1,10 +1,10 @@
-"""The errors a user can cause, one class per thing the reader must do; nothing else is caught by the CLI."""
+"""The errors a user can cause, one class per thing the reader must do; the CLI catches no other."""
 
 from collections.abc import Sequence
 
 
 class LlmcError(Exception):
-    """A mistake outside llmc. `message` says thing, value found, value wanted; `hint` says what to do."""
+    """A mistake outside llmc. `message`: thing, value found, value wanted; `hint`: what to do."""
 
     exit_code = 1
 
@@ -27,7 +27,7 @@ class CheckpointError(LlmcError):
 
 
 class UnsupportedError(LlmcError):
-    """Choose another combination. `reasons` lists everything that stands in the way, not just the first."""
+    """Choose another combination. `reasons` lists everything that stands in the way."""
 
     exit_code = 4
 

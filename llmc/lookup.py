@@ -1,4 +1,4 @@
-"""Literal tables "public name → module": load the one module asked for, name the known ones on a miss."""
+"""Literal tables "public name → module": load the one asked for, name the known ones on a miss."""
 
 import importlib
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from llmc.errors import UnsupportedError
 def load(table: Mapping[str, str], name: str, *, package: str, kind: str) -> ModuleType:
     """Import `package.table[name]`.
 
-    Raises: UnsupportedError listing the known names and the closest match when `name` is not in `table`.
+    Raises: UnsupportedError with the known names and the closest one when `table` lacks `name`.
     """
     if name not in table:
         close = get_close_matches(name, table, n=1)

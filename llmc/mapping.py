@@ -1,7 +1,8 @@
-"""TensorRT-LLM's rank algebra: which rank holds which slice. Nothing here knows of processes or tensors.
+"""TensorRT-LLM's rank algebra: which rank holds which slice, without processes or tensors.
 
 Source: NVIDIA/TensorRT-LLM tensorrt_llm/mapping.py (0.17): rank = pp_rank * tp_size * cp_size +
-cp_rank * tp_size + tp_rank; moe_tp * moe_ep = tp; moe_ep_rank = tp_rank % ep, moe_tp_rank = tp_rank // ep.
+cp_rank * tp_size + tp_rank; moe_tp * moe_ep = tp; moe_ep_rank = tp_rank % ep, moe_tp_rank =
+tp_rank // ep.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +26,9 @@ class Mapping:
     def __post_init__(self) -> None:
         for name in ("tp_size", "pp_size", "cp_size"):
             if getattr(self, name) < 1:
-                raise UnsupportedError(f"mapping.{name}: {getattr(self, name)}, expected at least 1")
+                raise UnsupportedError(
+                    f"mapping.{name}: {getattr(self, name)}, expected at least 1"
+                )
         moe_ep = self.moe_ep_size or (self.tp_size // self.moe_tp_size if self.moe_tp_size else 1)
         moe_tp = self.moe_tp_size or self.tp_size // moe_ep
         if moe_tp * moe_ep != self.tp_size:
@@ -86,6 +89,6 @@ class Mapping:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Mapping":
-        """Read the `mapping` object of config.json; unknown keys are ignored as TensorRT-LLM does."""
+        """Read config.json's `mapping`; unknown keys are ignored as TensorRT-LLM does."""
         known = ("tp_size", "pp_size", "cp_size", "moe_tp_size", "moe_ep_size", "gpus_per_node")
         return cls(**{name: data[name] for name in known if name in data})

@@ -1,7 +1,7 @@
 """Run one stage of a build, or reuse what it made before.
 
-A stage is a directory made from inputs, a part of the recipe and tools; llmc.artifacts says how it lies
-on disk. This module decides between running and reusing.
+A stage is a directory made from inputs, a part of the recipe and tools; llmc.artifacts says how it
+lies on disk. This module decides between running and reusing.
 """
 
 import fcntl
@@ -42,11 +42,13 @@ def run_stage(
     target: Mapping[str, JsonValue] | None = None,
     force: bool = False,
 ) -> StageResult:
-    """Reuse `final` when it has the same key and is intact; else let `build` fill a staging directory.
+    """Reuse `final` when it is intact and of the same key; else let `build` fill a directory.
 
     `force` runs in any case. The other arguments are those of `artifacts.stage_key`.
+    Raises: BuildError when `final` holds something no stage made.
     """
     started = time.monotonic()
+    require_replaceable(final)
     key = artifacts.stage_key(stage=stage, inputs=inputs, recipe=recipe, tools=tools, target=target)
     cached = not force and artifacts.reusable(final, key)
     if not cached:
@@ -63,12 +65,25 @@ def run_stage(
     )
 
 
+def require_replaceable(final: Path) -> None:
+    """Raise BuildError unless `final` is absent, empty or has a manifest: it may be a user's."""
+    if final.is_dir() and not final.is_symlink():
+        if (final / artifacts.MANIFEST_NAME).is_file() or not any(final.iterdir()):
+            return
+    elif not final.is_symlink() and not final.exists():
+        return
+    raise BuildError(
+        f"{final}: exists and was not made by llmc ({artifacts.MANIFEST_NAME} is missing)",
+        hint="choose another output directory, or move it away",
+    )
+
+
 @functools.cache
 def tool_version(*rooms: str) -> str:
     """Return llmc's version and a digest of its shared modules and of `rooms` (packages of llmc).
 
-    The digest makes an edited source tree a different tool: its stages are built again, although its
-    version is the same.
+    The digest makes an edited source tree a different tool: its stages are built again, although
+    its version is the same.
     """
     package = Path(llmc.__file__).parent
     sources = list(package.glob("*.py"))

@@ -1,4 +1,4 @@
-"""The names of what an engine can be built for; each has one file in builders/targets and in runtime/engines."""
+"""What an engine can be built for; each has a file in builders/targets and runtime/engines."""
 
 TARGETS: dict[str, str] = {"cpu": "cpu"}
 """Public name → module name, in builders.targets and in runtime.engines."""

@@ -11,6 +11,9 @@
 | lint | what Triton would only complain of at load time, found before |
 | tritonserver | finding the server binary and what it needs |
 | server | starting, watching and stopping it |
+| server_log | what it says, and what of that explains its end |
+| model_processes | whether the models it runs are alive |
+| metrics | the executor's state, as the server publishes it |
 | client | streaming requests over gRPC |
 | models/ | the model.py files that are copied; they import llmc.runtime, nothing here does |
 """

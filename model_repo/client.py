@@ -1,14 +1,11 @@
-"""Ask a served repository over gRPC and read its answer as it comes; also its metrics.
+"""Ask a served repository over gRPC and read its answer as it comes.
 
 Leaving the iterator early cancels the request in the server.
 """
 
 import logging
 import queue
-import re
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +102,7 @@ def generate(
     model: str = "ensemble",
     request_id: str = "",
     timeout_seconds: float | None = None,
-) -> Iterator[GeneratePiece]:
+) -> Generator[GeneratePiece, None, None]:
     """Send `request` to `url` (host:port of gRPC) and yield its responses.
 
     `timeout_seconds` bounds the wait for each response. Closing the iterator cancels the request.
@@ -168,28 +165,3 @@ def _serve_error(url: str, error: Any) -> ServeError:
         f"{url}: {message}",
         hint="is `llmc serve` running there? --url is the gRPC port's" if unreachable else "",
     )
-
-
-_SERIES = re.compile(r"^(?P<family>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$")
-
-
-def read_metrics(url: str, *, timeout_seconds: float = 5.0) -> dict[tuple[str, str], float]:
-    """Return llmc's metrics at `url` (host:port of metrics), by family and kind.
-
-    For example ("nv_trt_llm_kv_cache_block_metrics", "used"). Triton's own series are not in it.
-    Raises: ServeError when the server is not there.
-    """
-    try:
-        with urllib.request.urlopen(f"http://{url}/metrics", timeout=timeout_seconds) as answer:
-            text = answer.read().decode()
-    except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
-        raise ServeError(f"{url}: no metrics: {error}") from error
-    metrics: dict[tuple[str, str], float] = {}
-    for line in text.splitlines():
-        match = _SERIES.match(line)
-        if match is None or not match["family"].startswith(("nv_trt_llm_", "nv_llm_")):
-            continue
-        labels = dict(re.findall(r'(\w+)="([^"]*)"', match["labels"]))
-        kinds = [value for key, value in labels.items() if key not in ("model", "version")]
-        metrics[match["family"], " ".join(kinds)] = float(match["value"])
-    return metrics

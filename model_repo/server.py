@@ -5,7 +5,6 @@ half-way; after it has ended nothing of that session is left, whatever a crashed
 would have kept.
 """
 
-import collections
 import contextlib
 import logging
 import os
@@ -18,14 +17,18 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
-from llmc.errors import ServeError
+import psutil
+
+from llmc.errors import BuildError, ServeError
+from llmc.model_repo.metrics import read_metrics
+from llmc.model_repo.model_processes import find_model_processes, is_alive
+from llmc.model_repo.pbtxt import CONFIG_FILE, read_config
+from llmc.model_repo.server_log import ServerLog
 from llmc.model_repo.tritonserver import TritonServer
 
 log = logging.getLogger(__name__)
 
-LOG_TAIL_LINES = 40
 SHUTDOWN_GRACE_SECONDS = 10.0
 """How long after its own exit timeout a server may still take."""
 
@@ -34,7 +37,8 @@ SHUTDOWN_GRACE_SECONDS = 10.0
 class ServerConfig:
     """Where a repository is served. A metrics port of None turns metrics off.
 
-    `drain_seconds` is how long running requests may take once the server is told to stop.
+    `drain_seconds` is how long running requests may take once the server is told to stop; new ones
+    are accepted until nothing runs.
     """
 
     repository: Path
@@ -91,10 +95,6 @@ class ServerProcess:
         """Start the server. Raises: ServeError when the process cannot be started."""
         self.config = config
         self._shm_prefix = f"llmc_{os.getpid()}_{config.http_port}_"
-        self._tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL_LINES)
-        self._log_file: IO[str] | None = None
-        if config.log_file is not None:
-            self._log_file = config.log_file.open("w", encoding="utf-8")
         command = server_command(server, config, shm_prefix=self._shm_prefix)
         log.debug("starting %s", " ".join(command))
         try:
@@ -112,8 +112,9 @@ class ServerProcess:
             )
         except OSError as error:
             raise ServeError(f"{server.binary}: {error}") from error
-        self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
-        self._reader.start()
+        assert self._process.stdout is not None
+        self._models: dict[psutil.Process, str] = {}
+        self._log = ServerLog(self._process.stdout, config.log_file)
 
     @property
     def pid(self) -> int:
@@ -124,10 +125,10 @@ class ServerProcess:
         """None while the server runs."""
         return self._process.poll()
 
-    @property
-    def log_tail(self) -> str:
-        """The last lines of the server's log."""
-        return "".join(self._tail)
+    def explain(self) -> str:
+        """Return what the server's log says of its end."""
+        self._log.join()
+        return self._log.explain()
 
     def wait_until_ready(self, stop: threading.Event) -> bool:
         """Return True once every model is ready, or False when `stop` is set before.
@@ -137,20 +138,29 @@ class ServerProcess:
         deadline = time.monotonic() + self.config.ready_timeout_seconds
         while not self._is_ready():
             if self.returncode is not None:
-                self._reader.join(timeout=2.0)
                 raise ServeError(
                     f"tritonserver ended with code {self.returncode} before it was ready\n"
-                    f"{self.log_tail.rstrip()}"
+                    f"{self.explain()}"
                 )
             if time.monotonic() > deadline:
                 raise ServeError(
                     f"tritonserver is not ready after {self.config.ready_timeout_seconds:g} s\n"
-                    f"{self.log_tail.rstrip()}",
+                    f"{self._log.explain()}",
                     hint="a slow machine may need a longer --timeout",
                 )
             if stop.wait(0.1):
                 return False
+        self._models = find_model_processes(self.pid)
         return True
+
+    def failure(self) -> str | None:
+        """Return why a server that was ready no longer serves, or None while it does."""
+        if self.returncode is not None:
+            return f"tritonserver ended by itself with code {self.returncode}\n{self.explain()}"
+        dead = [name for process, name in self._models.items() if not is_alive(process)]
+        if dead:
+            return f"the process of {', '.join(dead)} ended\n{self._log.explain()}"
+        return None
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for the server to end by itself; its exit code, or None when the time is over."""
@@ -162,7 +172,8 @@ class ServerProcess:
     def stop(self) -> int:
         """Let running requests finish, end the server, and return its exit code."""
         try:
-            if self.returncode is None:
+            if self.failure() is None:
+                self._drain()
                 self._process.send_signal(signal.SIGTERM)
                 if self.wait(self.config.drain_seconds + SHUTDOWN_GRACE_SECONDS) is None:
                     log.warning("tritonserver does not stop; killing it")
@@ -176,7 +187,7 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
-        self._reader.join(timeout=2.0)
+        self._log.join()
         for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
             region.unlink(missing_ok=True)
 
@@ -199,14 +210,38 @@ class ServerProcess:
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False
 
-    def _read_log(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._tail.append(line)
-            if self._log_file is not None:
-                self._log_file.write(line)
-                self._log_file.flush()
-            else:
-                log.debug("%s", line.rstrip())
-        if self._log_file is not None:
-            self._log_file.close()
+    def _drain(self) -> None:
+        """Wait until the executor has been idle for a while, at most `drain_seconds`.
+
+        Triton itself waits for running requests only after it has closed their connections.
+        """
+        if self.config.metrics_port is None:
+            return
+        deadline = time.monotonic() + self.config.drain_seconds
+        idle_since: float | None = None
+        while time.monotonic() < deadline and self.returncode is None:
+            now = time.monotonic()
+            if self._num_active() > 0:
+                idle_since = None
+            elif idle_since is None:
+                idle_since = now
+            elif now - idle_since > self._idle_seconds():
+                return
+            time.sleep(0.05)
+
+    def _num_active(self) -> float:
+        """Return the number of requests in the executor; 0 where nobody counts them."""
+        try:
+            metrics = read_metrics(f"{self.config.host}:{self.config.metrics_port}")
+        except ServeError:
+            return 0
+        return metrics.get(("nv_trt_llm_request_metrics", "active"), 0)
+
+    def _idle_seconds(self) -> float:
+        """Return how old the count of requests may be, and a little more."""
+        try:
+            config = read_config(self.config.repository / "tensorrt_llm" / CONFIG_FILE)
+            period = float(config.parameters["stats_check_period_ms"].string_value) / 1000
+        except (BuildError, ValueError):
+            period = 0.1
+        return 2 * period + 0.1

@@ -202,10 +202,10 @@ class ServeRecipe(_Part):
         default=1, description="Tokenizing processes."
     )
     postprocessing_instance_count: PositiveInt = Field(
-        default=1, description="Detokenizing processes."
+        default=1, description="Detokenizing processes; more than 1 needs decoupled false."
     )
     bls_instance_count: PositiveInt = Field(
-        default=4, description="Processes of tensorrt_llm_bls, each serving one request at a time."
+        default=1, description="Processes of tensorrt_llm_bls, each serving many requests at once."
     )
     max_queue_delay_microseconds: NonNegativeInt = Field(
         default=0, description="How long Triton may wait to form a batch, in µs."

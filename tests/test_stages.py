@@ -36,6 +36,24 @@ def test_runs_once_and_again_when_forced(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "file").read_text() == "made"
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "directory", "empty"])
+def test_only_what_a_stage_made_is_replaced(tmp_path: Path, kind: str) -> None:
+    final = tmp_path / "a"
+    if kind == "file":
+        final.write_text("mine")
+    elif kind == "link":
+        final.symlink_to(tmp_path / "elsewhere")
+    else:
+        final.mkdir()
+        if kind == "directory":
+            (final / "mine").write_text("mine")
+    if kind == "empty":
+        assert not run(final)
+    else:
+        with pytest.raises(BuildError, match="was not made by llmc"):
+            run(final)
+
+
 def test_second_build_of_a_directory_is_refused(tmp_path: Path) -> None:
     script = (
         "import sys, pathlib\n"

@@ -24,10 +24,13 @@ from llmc.builders.quantize.rounding import (
 from llmc.builders.quantize.site import Algorithm, Floats, Module, Settings, Site, Tensors
 from llmc.quant.format import Choice, decode, group_amax, load_format
 
-RATIOS = tuple(step / 20 for step in range(20))
+RATIOS = tuple(step / 10 for step in range(10))
 """How far the scale follows the activations: 0 is plain rounding."""
 
-CLIPS = tuple(1 - step / 20 for step in range(1, 11))
+FINER = (-0.05, 0.05)
+"""What is tried beside the best of RATIOS."""
+
+CLIPS = tuple(1 - step / 20 for step in range(1, 9))
 """Shares of a group's largest magnitude that are tried beside the whole."""
 
 _SMALLEST = np.float32(1e-4)
@@ -59,22 +62,30 @@ def quantize(site: Site, settings: Settings) -> Tensors:
 
 
 def search_scale(site: Site, settings: Settings) -> Floats:
-    """Return the scale [in] of weights with the least output error over RATIOS."""
+    """Return the scale [in] of weights with the least output error over RATIOS and FINER."""
     basis = error_basis(site.stats.rows)
     form = load_format(settings.algo)
     importance = np.maximum(site.stats.mean_abs, _SMALLEST)
-    best_error, best = np.inf, np.ones_like(importance)
-    for ratio in RATIOS:
+
+    def scale_at(ratio: float) -> Floats:
         scale = importance ** np.float32(ratio)
         scale /= np.sqrt(scale.max() * scale.min())
-        error = 0.0
+        return scale
+
+    def error_at(ratio: float) -> float:
+        scale, error = scale_at(ratio), 0.0
         for module in site.modules:
             choice = choice_for(module, settings)
             rounded = decode(form.encode(module.weight * scale, choice))
-            error += output_error(rounded / scale - module.weight, basis)
-        if error < best_error:
-            best_error, best = error, scale
-    return best
+            rounded /= scale
+            rounded -= module.weight
+            error += output_error(rounded, basis)
+        return error
+
+    errors = {ratio: error_at(ratio) for ratio in RATIOS}
+    best = min(errors, key=errors.__getitem__)
+    errors |= {best + step: error_at(best + step) for step in FINER if best + step > 0}
+    return scale_at(min(errors, key=errors.__getitem__))
 
 
 def search_clip(
@@ -87,7 +98,8 @@ def search_clip(
     num_out, num_in = weight.shape
     groups = num_in // settings.group_size
     grouped = rows.reshape(len(rows), groups, settings.group_size)
-    gram = np.einsum("sgi,sgj->gij", grouped, grouped, optimize=True)
+    per_group = np.ascontiguousarray(grouped.transpose(1, 0, 2))
+    gram = per_group.transpose(0, 2, 1) @ per_group
     amax = group_amax(weight, groups)
     form = load_format(settings.algo)
     best: Floats = amax.copy()
@@ -98,7 +110,8 @@ def search_clip(
         for clip in (1.0, *CLIPS):
             tried = amax[part] * np.float32(clip)
             rounded = decode(form.encode(weight[part], replace(choice, weight_amax=tried)))
-            error = group_errors(rounded - weight[part], gram)
+            rounded -= weight[part]
+            error = group_errors(rounded, gram)
             better = error < least
             best[part] = np.where(better, tried, best[part])
             least = np.where(better, error, least)
@@ -108,8 +121,11 @@ def search_clip(
 def group_errors(difference: Floats, gram: Floats) -> Floats:
     """Return d^T gram_g d [out, G] of each group d of `difference` [out, in]; gram is [G, g, g]."""
     groups, size, _ = gram.shape
-    grouped = difference.reshape(-1, groups, size).transpose(1, 0, 2)
-    errors: Floats = ((grouped @ gram) * grouped).sum(axis=2).T
+    # Without the copy numpy multiplies strided matrices in a loop of its own, not BLAS.
+    grouped = np.ascontiguousarray(difference.reshape(-1, groups, size).transpose(1, 0, 2))
+    product = grouped @ gram
+    product *= grouped
+    errors: Floats = product.sum(axis=2).T
     return errors
 
 

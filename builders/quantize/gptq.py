@@ -58,13 +58,26 @@ def inverse_factor(hessian: Floats, damping: float) -> tuple[Order, Floats]:
     # U^T U = H^-1 with U upper: turn H round, factor, invert and turn back.
     lower = np.linalg.cholesky(damped[::-1, ::-1])
     del damped
-    upper = np.linalg.inv(lower)[::-1, ::-1]
-    return order, np.ascontiguousarray(np.triu(upper), np.float32)
+    invert_lower(lower)
+    return order, np.ascontiguousarray(lower[::-1, ::-1], np.float32)
+
+
+def invert_lower(lower: npt.NDArray[Any]) -> None:
+    """Invert a lower triangular matrix in place: halves first, then the corner between them."""
+    size = len(lower)
+    if size <= _BLOCK:
+        lower[...] = np.tril(np.linalg.inv(lower))
+        return
+    half = size // 2
+    first, second, corner = lower[:half, :half], lower[half:, half:], lower[half:, :half]
+    invert_lower(first)
+    invert_lower(second)
+    corner[...] = -(second @ (corner @ first))
 
 
 def scratch_bytes(num_out: int, num_in: int) -> int:
-    """Return four copies of the Hessian as it is factored, and three of the weight."""
-    return 4 * num_in**2 * (8 if num_in <= _EXACT else 4) + 12 * num_out * num_in
+    """Return three copies of the Hessian as it is factored, U, and three of the weight."""
+    return 4 * num_in**2 * (7 if num_in <= _EXACT else 4) + 12 * num_out * num_in
 
 
 def round_in_order(weight: Floats, grid: Elements, order: Order, inverse: Floats) -> Elements:

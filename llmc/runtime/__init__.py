@@ -2,18 +2,19 @@
 
 | module | owns |
 |---|---|
-| request | what a client asks and gets back |
-| engine, engines/ | the protocol of a loaded model and its implementations |
-| batch | the ragged batch of one step |
+| request, admission | what a client asks and gets back; what is refused |
+| batch, engine, engines/ | the ragged batch, the protocol of a loaded model, one module a target |
+| comm, worker | collectives between the ranks of an engine; several ranks as one engine |
 | sequence | one request in flight |
 | kv_blocks | which KV block belongs to whom |
 | scheduler | who runs in the next step |
-| sampling | logits to tokens |
-| text | tokens to text, stop strings |
-| tokenizer | text to tokens and back |
+| sampling, nucleus | logits to tokens; one restricted random draw |
+| text | tokens to text as it may be shown: stop strings |
+| tokenizer, pieces, chat_template | text to tokens and back |
 | inflight | one iteration, without threads |
-| executor | the loop, its queues and its callbacks |
+| executor, mailbox | the loop, its clients, their responses |
 | session | engine directory to a ready executor |
+| triton_* | what the emitted Triton models share |
 """
 
 __all__: list[str] = []

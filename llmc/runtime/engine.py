@@ -95,12 +95,15 @@ def engine_target(engine_dir: Path) -> str:
     return target
 
 
-def load_engine(engine_dir: Path, *, rank: int = 0, kv: KvCacheConfig) -> Engine:
+def load_engine(
+    engine_dir: Path, *, rank: int = 0, kv: KvCacheConfig, comm: object | None = None
+) -> Engine:
     """Load rank `rank` of an engine directory with the runtime of the target it was built for.
 
+    `comm` connects the ranks of an engine that has several.
     Raises: CheckpointError for a broken directory, UnsupportedError for an unknown target or a
     machine that cannot run it.
     """
     module = load(TARGETS, engine_target(engine_dir), package="llmc.runtime.engines", kind="target")
-    engine: Engine = module.load(engine_dir, rank=rank, kv=kv)
+    engine: Engine = module.load(engine_dir, rank=rank, kv=kv, comm=comm)
     return engine

@@ -7,11 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from llmc.errors import ServeError, UnsupportedError
-from llmc.runtime.engine import load_engine, read_engine_config
+from llmc.errors import ServeError
 from llmc.runtime.executor import Executor, ExecutorConfig
 from llmc.runtime.request import Request, SamplingParams
 from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.worker import open_engine
 
 log = logging.getLogger(__name__)
 
@@ -101,11 +101,13 @@ class Session:
 def open_session(engine_dir: Path, config: ExecutorConfig) -> Session:
     """Open an engine directory made by `llmc build`.
 
-    Raises: CheckpointError for a broken directory, UnsupportedError when it needs several ranks.
+    An engine of several ranks is opened by rank 0 of an MPI job; the others run
+    llmc.runtime.worker.serve_rank.
+    Raises: CheckpointError for a broken directory, UnsupportedError for a machine that cannot run
+    it, ToolchainError and ServeError when it needs an MPI job and there is none.
     """
-    _require_one_rank(engine_dir)
     tokenizer = Tokenizer.open(engine_dir)
-    engine = load_engine(engine_dir, kv=config.kv)
+    engine = open_engine(engine_dir, config.kv)
     vocab_size = engine.limits.vocab_size
     end_ids = tuple(i for i in tokenizer.end_ids if 0 <= i < vocab_size)
     if len(end_ids) < len(tokenizer.end_ids):
@@ -116,14 +118,3 @@ def open_session(engine_dir: Path, config: ExecutorConfig) -> Session:
         )
     executor = Executor(engine, tokenizer, config)
     return Session(executor=executor, tokenizer=tokenizer, end_ids=end_ids)
-
-
-def _require_one_rank(engine_dir: Path) -> None:
-    pretrained = read_engine_config(engine_dir).get("pretrained_config")
-    mapping = pretrained.get("mapping") if isinstance(pretrained, dict) else None
-    world_size = mapping.get("world_size", 1) if isinstance(mapping, dict) else 1
-    if world_size != 1:
-        raise UnsupportedError(
-            f"{engine_dir}: built for {world_size} ranks, a session drives 1",
-            hint="build with --tp 1 --pp 1",
-        )

@@ -140,7 +140,7 @@ def read_request(
 def refuse_unsupported(inputs: Mapping[str, Array]) -> None:
     """Raise a ServeError naming every input that asks for what the executor does not do."""
     refused = [
-        name
+        _describe(name, array, NEUTRAL[name])
         for name, array in inputs.items()
         if name in NEUTRAL and not _is_neutral(array, NEUTRAL[name])
     ]
@@ -148,6 +148,14 @@ def refuse_unsupported(inputs: Mapping[str, Array]) -> None:
         refused.append("decoder_input_ids")
     if refused:
         raise ServeError(f"not supported by this engine: {', '.join(sorted(refused))}")
+
+
+def _describe(name: str, array: Array, neutral: tuple[float, ...]) -> str:
+    """Return the name of a refused input and, where some value is accepted, what was given."""
+    if not neutral or array.size != 1:
+        return name
+    accepted = " or ".join(str(array.dtype.type(value)) for value in neutral)
+    return f"{name} {array.reshape(-1)[0]} (expected {accepted})"
 
 
 def _is_neutral(array: Array, values: tuple[float, ...]) -> bool:

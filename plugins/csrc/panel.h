@@ -23,6 +23,10 @@ static inline int64_t pad32(int64_t n) { return (n + 31) / 32 * 32; }
 static inline int64_t paired_offset(int64_t k, int64_t column) {
     return ((k / 32 * 2 + column / 16) * 16 + k % 32 / 2) * 32 + column % 16 * 2 + k % 2;
 }
+// Elements before vector v of a k-pair. Unsigned, so that it is shifts and masks.
+static inline int64_t paired_vector(uint64_t pair, int v) {
+    return ((pair >> 4) << 10) + ((pair & 15) << 5) + (v * W / 16 << 9) + v * W % 16 * 2;
+}
 // Elements before (k, column), any type.
 static inline int64_t panel_offset(int type, int64_t k, int64_t column) {
     return type == LLMC_F32 || type == LLMC_F16 ? k * PANEL + column : paired_offset(k, column);
@@ -40,7 +44,7 @@ static inline void load_pair(const void* panel, int64_t pair, int v, vf& even, v
         even = load_f16(p);
         odd = load_f16(p + PANEL);
     } else {
-        int64_t offset = ((pair / 16 * 2 + v * W / 16) * 16 + pair % 16) * 32 + v * W % 16 * 2;
+        const int64_t offset = paired_vector(pair, v);
         if constexpr (TYPE == LLMC_BF16) {
             vu bits = (vu)load(reinterpret_cast<const float*>(
                 static_cast<const uint16_t*>(panel) + offset));
@@ -75,10 +79,12 @@ template <int R>
 static inline void multiply_tile(const float* a, int64_t a_row, int64_t a_k, const float* b,
                                  int64_t k_count, float* c, bool first) {
     vf sums[R][2];
+#pragma GCC unroll 12
     for (int r = 0; r < R; r++)
         for (int v = 0; v < 2; v++) sums[r][v] = first ? vf{} : load(c + r * PANEL + v * W);
     for (int64_t k = 0; k < k_count; k++) {
         vf b0 = load(b), b1 = load(b + W);
+#pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
             vf x = splat(a[r * a_row]);
             sums[r][0] = fma(x, b0, sums[r][0]);
@@ -87,6 +93,7 @@ static inline void multiply_tile(const float* a, int64_t a_row, int64_t a_k, con
         a += a_k;
         b += PANEL;
     }
+#pragma GCC unroll 12
     for (int r = 0; r < R; r++)
         for (int v = 0; v < 2; v++) store(c + r * PANEL + v * W, sums[r][v]);
 }
@@ -117,7 +124,9 @@ template <int TYPE, int R, int N>
 static inline void multiply_packed(const float* a, int64_t a_row, const void* panel,
                                    int64_t k_count, int v0, float* c, bool first) {
     vf sums[R][N];
+#pragma GCC unroll 12
     for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
         for (int v = 0; v < N; v++)
             sums[r][v] = first ? vf{} : load(c + r * PANEL + (v0 + v) * W);
     int64_t pairs = k_count / 2;
@@ -131,21 +140,28 @@ static inline void multiply_packed(const float* a, int64_t a_row, const void* pa
         }
         vf even[N], odd[N];
         for (int v = 0; v < N; v++) load_pair<TYPE>(panel, pair, v0 + v, even[v], odd[v]);
+#pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
             vf x = splat(a[r * a_row + pair * 2]), y = splat(a[r * a_row + pair * 2 + 1]);
+#pragma GCC unroll 8
             for (int v = 0; v < N; v++) sums[r][v] = fma(x, even[v], sums[r][v]);
+#pragma GCC unroll 8
             for (int v = 0; v < N; v++) sums[r][v] = fma(y, odd[v], sums[r][v]);
         }
     }
     if (k_count % 2) {
+#pragma GCC unroll 8
         for (int v = 0; v < N; v++) {
             vf even, odd;
             load_pair<TYPE>(panel, pairs, v0 + v, even, odd);
+#pragma GCC unroll 12
             for (int r = 0; r < R; r++)
                 sums[r][v] = fma(splat(a[r * a_row + pairs * 2]), even, sums[r][v]);
         }
     }
+#pragma GCC unroll 12
     for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
         for (int v = 0; v < N; v++) store(c + r * PANEL + (v0 + v) * W, sums[r][v]);
 }
 

@@ -48,6 +48,45 @@ static inline vf fma(vf a, vf b, vf c) {
 #endif
 }
 
+// Lanes are pairs of int16: the sum of the two products, in int32.
+static inline vi multiply_pairs(vi a, vi b) {
+#if LLMC_W == 16 && defined(__AVX512BW__)
+    return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif LLMC_W == 16
+    __m256i out[2], in[2][2];
+    memcpy(in[0], &a, 64);
+    memcpy(in[1], &b, 64);
+    for (int h = 0; h < 2; h++) out[h] = _mm256_madd_epi16(in[0][h], in[1][h]);
+    vi result;
+    memcpy(&result, out, 64);
+    return result;
+#elif LLMC_W == 8
+    return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__x86_64__)
+    return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+// 2W int8 to int16. Intrinsics, because gcc 12 widens vectors of bytes in halves.
+static inline vi widen_bytes(const int8_t* p) {
+#if LLMC_W == 16 && defined(__AVX512BW__)
+    return (vi)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif LLMC_W == 8
+    return (vi)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif LLMC_W == 4 && defined(__x86_64__)
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return (vi)_mm_srai_epi16(_mm_unpacklo_epi8(bytes, bytes), 8);
+#else
+    typedef int8_t bytes __attribute__((vector_size(2 * W), may_alias));
+    typedef int16_t words __attribute__((vector_size(4 * W), may_alias));
+    bytes packed;
+    memcpy(&packed, p, sizeof packed);
+    return (vi)__builtin_convertvector(packed, words);
+#endif
+}
+
 static inline vf maximum(vf a, vf b) { return a > b ? a : b; }
 static inline vf minimum(vf a, vf b) { return a < b ? a : b; }
 

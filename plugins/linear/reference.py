@@ -2,7 +2,9 @@
 
 import torch
 
-from llmc.quant import w8a16
+from llmc import lookup
+from llmc.quant import FORMATS
+from llmc.quant.format import QuantFormat
 
 
 def evaluate(
@@ -20,13 +22,15 @@ def evaluate(
     which the scales are kept), and dequantized to that of x.
     """
     assert weight.shape == (out_features, in_features), weight.shape
-    return torch.nn.functional.linear(x, _ROUNDINGS[quant](weight).to(x.dtype), bias)
+    if quant != "none":
+        weight = _rounded(weight, quant)
+    return torch.nn.functional.linear(x, weight.to(x.dtype), bias)
 
 
-def _w8a16(weight: torch.Tensor) -> torch.Tensor:
+def _rounded(weight: torch.Tensor, quant: str) -> torch.Tensor:
+    """Return what is left of `weight` once quantized, in float32."""
+    module = lookup.load(FORMATS, quant, package="llmc.quant", kind="quantization")
+    quant_format: QuantFormat = module.FORMAT
     dtype = str(weight.dtype).removeprefix("torch.")
-    quantized, scale = w8a16.quantize(weight.float().numpy(), dtype=dtype)
-    return torch.from_numpy(w8a16.dequantize(quantized, scale))
-
-
-_ROUNDINGS = {"none": lambda weight: weight, "W8A16": _w8a16}
+    values, scale = quant_format.quantize(weight.float().numpy(), dtype=dtype)
+    return torch.from_numpy(quant_format.dequantize(values, scale))

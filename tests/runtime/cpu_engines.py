@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tests.plugins.tiny_llama import TinyLlama
 
 from llmc.builders.targets import BuildLimits, cpu
 from llmc.checkpoint import Checkpoint, tensor_schema
@@ -14,6 +13,7 @@ from llmc.dtypes import numpy_dtype
 from llmc.log import NullProgress
 from llmc.runtime.batch import Batch
 from llmc.weights import SafetensorsWriter
+from tests.plugins.tiny_llama import TinyLlama
 
 TOKENS_PER_BLOCK = 32
 LIMITS = BuildLimits(

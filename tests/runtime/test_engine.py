@@ -23,8 +23,8 @@ def test_the_engine_module_of_the_target_loads_the_directory(
     asked: dict[str, Any] = {}
 
     def load_module(table: Any, name: str, *, package: str, kind: str) -> Any:
-        def load(directory: Path, *, rank: int, kv: KvCacheConfig) -> PagedEngine:
-            asked.update(directory=directory, rank=rank, kv=kv)
+        def load(directory: Path, **options: Any) -> PagedEngine:
+            asked.update(directory=directory, **options)
             return PagedEngine()
 
         asked.update(name=name, package=package)
@@ -40,6 +40,7 @@ def test_the_engine_module_of_the_target_loads_the_directory(
         "directory": tmp_path,
         "rank": 1,
         "kv": kv,
+        "comm": None,
     }
 
 

@@ -279,7 +279,7 @@ def test_shutdown_without_draining_cancels() -> None:
     wait_until(lambda: executor.failure is not None)
     closer = threading.Thread(target=lambda: executor.shutdown(drain=False))
     closer.start()
-    time.sleep(0.05)
+    wait_until(lambda: executor._abandon)
     engine.gate.release()
     closer.join(WAIT)
     draining.join(WAIT)

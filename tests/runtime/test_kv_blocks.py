@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.runtime.kv_blocks import BlockManager, block_digest
@@ -94,6 +94,7 @@ def test_check_notices_a_leak_and_a_stolen_block() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 1), max_size=6)), max_size=60))
+@settings(deadline=None)
 def test_random_traffic_keeps_every_invariant(actions: list[tuple[int, list[int]]]) -> None:
     """Sequences of one-token blocks over a tiny alphabet: many equal prefixes, few blocks."""
     blocks = BlockManager(7)

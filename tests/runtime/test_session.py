@@ -1,12 +1,12 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from llmc.errors import ServeError, UnsupportedError
-from llmc.runtime import session as session_module
-from llmc.runtime.engine import KvCacheConfig
+from llmc.errors import ServeError
+from llmc.runtime.engines import cpu
 from llmc.runtime.executor import ExecutorConfig
 from llmc.runtime.request import SamplingParams
 from llmc.runtime.session import open_session
@@ -18,16 +18,16 @@ from tests.runtime.tiny_tokenizers import byte_level, save
 def engine_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a tokenizer whose engine is the paged test model."""
     save(byte_level(), tmp_path)
-    config = {"pretrained_config": {"mapping": {"world_size": 1}}, "llmc": {"target": "cpu"}}
+    config = {"pretrained_config": {"mapping": {"tp_size": 1}}, "llmc": {"target": "cpu"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2, 5000]}')
     limits = replace(LIMITS, vocab_size=400)
 
-    def load_engine(directory: Path, *, kv: KvCacheConfig) -> PagedEngine:
+    def load(directory: Path, **_: Any) -> PagedEngine:
         assert directory == tmp_path
         return PagedEngine(limits)
 
-    monkeypatch.setattr(session_module, "load_engine", load_engine)
+    monkeypatch.setattr(cpu, "load", load)
     return tmp_path
 
 
@@ -92,10 +92,3 @@ def test_a_failed_request_raises_while_iterating(
     with pytest.raises(ServeError, match="the engine failed: RuntimeError: out of luck"):
         list(session.generate("the", max_tokens=5))
     session.close()
-
-
-def test_several_ranks_are_refused_before_anything_is_loaded(engine_dir: Path) -> None:
-    config = {"pretrained_config": {"mapping": {"world_size": 2}}}
-    (engine_dir / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedError, match="built for 2 ranks, a session drives 1"):
-        open_session(engine_dir, ExecutorConfig())

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.runtime.text import StopMatcher, TextStream
@@ -42,6 +42,7 @@ def test_the_stop_string_that_ends_first_counts() -> None:
     st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
     st.lists(st.text("ab", max_size=5), max_size=8),
 )
+@settings(deadline=None)
 def test_pieces_do_not_matter(stops: list[str], pieces: list[str]) -> None:
     whole = "".join(pieces)
     by_character = run(tuple(stops), list(whole))

@@ -150,6 +150,11 @@ class CpuEngine:
                 found.tensor[place] = self._weights.addresses[name]
         return found
 
+    @property
+    def instruction_set(self) -> str:
+        """Which kernels run: a name of plugins.native.instruction_sets."""
+        return self._team.instruction_set
+
     def forward(self, batch: Batch) -> Float32Array:
         """Run one step (runtime.engine.Engine.forward).
 
@@ -168,8 +173,8 @@ class CpuEngine:
         self._check(batch)
         if num_logits > self._buffers.max_logits:
             self._bind(num_logits)
-        integers = _step_integers(batch)
-        step = _native_batch(batch, integers)
+        integers = step_integers(batch)
+        step = native_batch(batch, integers)
         for kinds, segment in self._segments:
             if isinstance(segment, CpuOp):
                 self._communicate(segment, {"T": batch.num_tokens, "L": num_logits})
@@ -248,7 +253,7 @@ def _segments(ops: tuple[CpuOp, ...], native_op: Any) -> list[_Segment]:
     return segments
 
 
-def _step_integers(batch: Batch) -> tuple[npt.NDArray[np.int32], ...]:
+def step_integers(batch: Batch) -> tuple[npt.NDArray[np.int32], ...]:
     """Return token_sequence [T], tile_start [tiles + 1] and tile_sequence [tiles].
 
     A tile is up to QUERY_TILE consecutive tokens of one sequence.
@@ -264,7 +269,7 @@ def _step_integers(batch: Batch) -> tuple[npt.NDArray[np.int32], ...]:
     return token_sequence, tile_start, tile_sequence
 
 
-def _native_batch(batch: Batch, integers: tuple[npt.NDArray[np.int32], ...]) -> native.NativeBatch:
+def native_batch(batch: Batch, integers: tuple[npt.NDArray[np.int32], ...]) -> native.NativeBatch:
     """Point a C batch at the arrays; they must outlive it."""
     token_sequence, tile_start, tile_sequence = integers
     return native.NativeBatch(

@@ -8,7 +8,13 @@ import numpy.typing as npt
 import pytest
 
 from llmc.builders.quantize import ALGORITHMS, awq, fp8, gptq, nvfp4, rtn
-from llmc.builders.quantize.rounding import error_basis, output_error, restored_weight, smoothing
+from llmc.builders.quantize.rounding import (
+    choice_for,
+    error_basis,
+    output_error,
+    restored_weight,
+    smoothing,
+)
 from llmc.builders.quantize.site import Floats, Module, Settings, Site, Tensors, load_algorithm
 from llmc.quant import FORMATS
 from llmc.quant.format import load_format
@@ -69,6 +75,7 @@ def test_awq_searches_help_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awq, "CLIPS", ())
     scaled = awq_error(site, awq.quantize(site, chosen), chosen)
     monkeypatch.setattr(awq, "RATIOS", (0.0,))
+    monkeypatch.setattr(awq, "FINER", ())
     neither = awq_error(site, awq.quantize(site, chosen), chosen)
     assert both < scaled < neither
 
@@ -146,7 +153,7 @@ def test_gptq_without_correlation_is_plain_rounding() -> None:
     chosen = settings("W4A16_GPTQ")
     tensors = gptq.quantize(replace(site, stats=stats), chosen)
     form = load_format("W4A16_GPTQ")
-    plain = form.encode(site.modules[0].weight, gptq.choice_for(site.modules[0], chosen))
+    plain = form.encode(site.modules[0].weight, choice_for(site.modules[0], chosen))
     rounded = plain.values * np.repeat(plain.scale, 64, axis=1)
     assert plain.zero is not None
     rounded += np.repeat(plain.zero, 64, axis=1)

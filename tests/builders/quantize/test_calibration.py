@@ -113,8 +113,9 @@ def test_observers_sum_over_chunks() -> None:
     np.testing.assert_array_equal(stats.rows, x[::7])
     np.testing.assert_array_equal(stats.amax, x.abs().amax(0))
     np.testing.assert_allclose(stats.mean_abs, x.abs().mean(0), rtol=1e-6)
+    assert stats.hessian is not None
     np.testing.assert_allclose(stats.hessian, x.T @ x / 50, rtol=1e-5, atol=1e-6)
-    assert observer.output_amax() == (y[:, :4].abs().max(), y[:, 4:].abs().max())
+    assert observer.output_amax() == (float(y[:, :4].abs().max()), float(y[:, 4:].abs().max()))
 
 
 def test_chunks_hold_whole_sequences() -> None:
@@ -192,10 +193,8 @@ def assert_joins(
         assert (np.concatenate(parts, axis) == whole).all(), name
         return
     # Four query heads, then two of keys, then two of values: each rank has half of each.
-    unit = whole.shape[axis] // 8
     rows = [[0, 1, 4, 6], [2, 3, 5, 7]]
     blocks = np.split(whole, 8, axis)
-    assert unit
     for part, chosen in zip(parts, rows, strict=True):
         assert (part == np.concatenate([blocks[i] for i in chosen], axis)).all(), name
 
@@ -223,7 +222,7 @@ def test_other_settings_begin_anew(tmp_path: Path) -> None:
 def test_killed_calibration_goes_on_to_the_same_bytes(
     algo: str, model_dir: Path, tmp_path: Path
 ) -> None:
-    """SIGKILL as the second layer begins; GPTQ hands quantized hidden states from layer to layer."""
+    """SIGKILL in the second layer; GPTQ hands quantized hidden states from layer to layer."""
     layout = "sm80" if algo == "W4A16_GPTQ" else None
     choices = {"layout": layout, "group": 64 if layout else None}
     wanted = digests(make(model_dir, tmp_path / "whole", algo, **choices))

@@ -26,8 +26,8 @@ def smoother_of(site: Site, alpha: float) -> npt.NDArray[np.float64]:
 
 def product(site: Site, tensors: Tensors, algo: str) -> npt.NDArray[Any]:
     """Return fc's output as the engine computes it, integers times scales."""
-    x = site.stats.rows
-    if site.norm is None:
+    x: npt.NDArray[Any] = site.stats.rows
+    if site.norm_weight is None:
         x = x / tensors[f"{PROJ}.smoother"]
         name, to_int = PROJ, "transformer.layers.0.mlp.quantization_scaling_factor"
     else:
@@ -39,11 +39,10 @@ def product(site: Site, tensors: Tensors, algo: str) -> npt.NDArray[Any]:
     else:
         scale = 1 / tensors[to_int]
     integers = np.clip(np.rint(x / scale), -128, 127)
-    result = integers @ tensors[f"{name}.weight"].astype(np.float32).T
+    result: npt.NDArray[Any] = integers @ tensors[f"{name}.weight"].astype(np.float32).T
     result = result * tensors[f"{name}.per_channel_scale"]
-    if "PER_TOKEN" in algo:
-        return result * scale
-    return result * tensors[f"{name}.act_scale"]
+    result *= scale if "PER_TOKEN" in algo else tensors[f"{name}.act_scale"]
+    return result
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 0.8])

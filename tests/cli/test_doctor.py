@@ -1,0 +1,84 @@
+"""`llmc doctor` says what is here and, for what is not, the command that brings it."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from llmc.cli import doctor
+from llmc.errors import ToolchainError
+from llmc.targets import TARGETS
+from tests.cli.run import Done, llmc
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.setenv("LLMC_CACHE", str(tmp_path))
+    return partial(llmc, capsys=capsys, monkeypatch=monkeypatch)
+
+
+def test_json_has_what_a_report_of_a_bug_needs(run: Run) -> None:
+    done = run("doctor", "--json")
+    assert done.code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["machine"]["python"].startswith("3.")
+    assert found["packages"]["numpy"]
+    assert found["cpu"]["logical_cores"] >= 1
+    assert found["cpu"]["kernels"] or found["cpu"]["kernels_problem"]
+    for target in TARGETS:
+        assert any(task.startswith(f"target {target}:") for task in found["tasks"])
+
+
+def test_table_has_a_verdict_for_every_task(run: Run) -> None:
+    done = run("doctor")
+    assert done.code == 0, done.stderr
+    for text in ("machine", "kernels", "packages", "serve with Triton"):
+        assert text in done.stdout
+
+
+def test_missing_things_come_with_their_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    found = {
+        "cpu": {"kernels": None, "kernels_problem": "no library"},
+        "mpi": {"mpiexec": None},
+        "triton": {"tritonserver": None, "problem": "no tritonserver", "fix": "pip install it"},
+    }
+    tasks = doctor._tasks(found)
+    fixes = {item["what"]: item["fix"] for missing in tasks.values() for item in missing}
+    assert fixes.keys() == {
+        *("gguf is not installed", "mpi4py is not installed"),
+        *("no library", "no mpiexec", "no tritonserver"),
+    }
+    assert all("pip install" in fix for fix in fixes.values())
+    assert doctor._verdict(tasks["import a GGUF file"]) == (
+        "gguf is not installed — pip install 'llmc[gguf]'"
+    )
+
+
+def test_broken_kernels_are_a_finding_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> str:
+        raise ToolchainError("libllmc_cpu.so: not found")
+
+    monkeypatch.setattr("llmc.plugins.native.choose_instruction_set", broken)
+    assert doctor._cpu()["kernels"] is None
+    assert doctor._cpu()["kernels_problem"] == "libllmc_cpu.so: not found"
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("mpiexec (Open MPI) 5.0.11\n\nReport bugs\n", "mpiexec (Open MPI) 5.0.11"),
+        ("HYDRA build details:\n    Version:      5.0.2\n    Release\n", "MPICH 5.0.2"),
+    ],
+)
+def test_mpi_versions(text: str, version: str) -> None:
+    assert doctor._mpi_version(text) == version
+
+
+def test_command_that_is_not_there_is_no_error() -> None:
+    assert doctor._run("no-such-command-anywhere") is None
+    assert doctor._run("false") is None

@@ -1,0 +1,126 @@
+"""A tiny random llama, built as `llmc build` does, its repository, a real tritonserver on it."""
+
+import importlib.util
+import json
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.builders import pipeline
+from llmc.log import NullProgress
+from llmc.model_repo.emit import emit_repository
+from llmc.model_repo.options import RepositoryOptions
+from llmc.model_repo.server import ServerConfig, ServerProcess
+from llmc.model_repo.tritonserver import find_tritonserver
+from llmc.recipes.schema import Recipe, ServeRecipe
+from tests.builders.tiny_hf import write_model
+from tests.runtime.tiny_tokenizers import byte_level, save
+
+MAX_SEQ_LEN = 512
+TOKENS_PER_BLOCK = 32
+
+needs_triton = pytest.mark.skipif(
+    shutil.which("tritonserver") is None and importlib.util.find_spec("pytriton") is None,
+    reason="no tritonserver: pip install 'llmc[triton]'",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A running server and what it serves."""
+
+    output: Path
+    process: ServerProcess
+
+    @property
+    def grpc(self) -> str:
+        return self.process.config.grpc_url
+
+    @property
+    def http(self) -> str:
+        return self.process.config.http_url
+
+    @property
+    def metrics(self) -> str:
+        return f"{self.process.config.host}:{self.process.config.metrics_port}"
+
+
+def options(**changes: Any) -> RepositoryOptions:
+    """Return a recipe's default options, with `changes`."""
+    return RepositoryOptions(**(ServeRecipe().model_dump() | changes))
+
+
+def build_engine(output: Path) -> Path:
+    """Build a float32 engine of a random model whose tokenizer knows every byte."""
+    tokenizer = byte_level()
+    model = write_model(
+        output.parent / f"{output.name}-hf",
+        vocab_size=tokenizer.get_vocab_size(),
+        max_position_embeddings=MAX_SEQ_LEN,
+        num_hidden_layers=1,
+    )
+    save(tokenizer, model)
+    # A random model would end anywhere; no token does but the tokenizer's own end.
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
+    recipe = Recipe.model_validate(
+        {
+            "model": str(model),
+            "dtype": "float32",
+            "build": {
+                "max_batch_size": 32,
+                "max_num_tokens": 256,
+                "plugins": {"tokens_per_block": TOKENS_PER_BLOCK},
+            },
+        }
+    )
+    pipeline.build(
+        recipe, output, until="engine", progress=NullProgress(), report=lambda result: None
+    )
+    return output / "engine"
+
+
+def emit(output: Path, **changes: Any) -> Path:
+    """Emit the repository of `output`/engine; return its directory."""
+    repository = output / "model_repo"
+    shutil.rmtree(repository, ignore_errors=True)
+    repository.mkdir()
+    changes = {"max_tokens_in_paged_kv_cache": 32 * MAX_SEQ_LEN} | changes
+    emit_repository(output / "engine", repository, options(**changes))
+    return repository
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that were free a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    for probe in sockets:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in sockets]
+    for probe in sockets:
+        probe.close()
+    return ports
+
+
+@contextmanager
+def serve(output: Path, cache: Path) -> Iterator[Served]:
+    """Serve `output`/model_repo until the block ends."""
+    http_port, grpc_port, metrics_port = free_ports(3)
+    config = ServerConfig(
+        repository=output / "model_repo",
+        host="127.0.0.1",
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        ready_timeout_seconds=180,
+        drain_seconds=10,
+    )
+    with ServerProcess(find_tritonserver(None, cache=cache), config) as process:
+        assert process.wait_until_ready(threading.Event())
+        yield Served(output=output, process=process)
+        assert process.returncode is None, process.explain()
