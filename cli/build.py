@@ -12,8 +12,6 @@ from llmc.errors import GateError, RecipeError
 
 if TYPE_CHECKING:
     from llmc.gate.record import Gate
-    from llmc.gate.step import GateResult
-    from llmc.log import Progress
     from llmc.recipes.schema import Recipe
     from llmc.stages import StageResult
 
@@ -207,12 +205,11 @@ def run(
     """
     from llmc.builders import pipeline
     from llmc.cli.render import ConsoleProgress
-    from llmc.gate.report import summarize
-    from llmc.gate.step import failed_kept_aside
+    from llmc.gate.step import failed_kept_aside, gate_build
     from llmc.log import NullProgress, Progress
     from llmc.stages import exclusive, require_replaceable
 
-    for name in ("checkpoint", "engine", "model_repo"):
+    for name in ("checkpoint", "engine", "gate", "model_repo"):
         require_replaceable(output / name)
     results: list[StageResult] = []
     aside = failed_kept_aside(output, allow_ungated=allow_ungated)
@@ -230,46 +227,25 @@ def run(
         _write_recipe(recipe, output / "recipe.yaml")
         engine = results[-1]
         if until in (Until.gate, Until.repo) and recipe.gate.enabled:
-            gated = _gate(recipe, output, progress, workers=workers, force=force, cache=cache)
+            gated = gate_build(
+                recipe, output, cache=cache, workers=workers, progress=progress, force=force
+            )
             results.append(gated.stage)
-            for line in summarize(gated.gate):
-                log.info("gate %s: %s", gated.gate.verdict, line)
-            if gated.gate.verdict == "failed":
-                _refuse(gated.gate, output, allow_ungated=allow_ungated)
+            _report(gated.gate, output, allow_ungated=allow_ungated)
         if until is Until.repo:
             results.append(_emit(recipe, output, engine=engine, force=force))
     return results
 
 
-def _gate(
-    recipe: "Recipe",
-    output: Path,
-    progress: "Progress",
-    *,
-    workers: int,
-    force: bool,
-    cache: Path,
-) -> "GateResult":
-    from llmc.gate.reference import choose_reference
-    from llmc.gate.step import run_gate
-
-    engine_dir = output / "engine"
-    reference = choose_reference(
-        engine_dir, recipe, cache=cache, progress=progress, workers=workers
-    )
-    return run_gate(
-        engine_dir,
-        output / "gate",
-        recipe=recipe.gate,
-        reference=reference,
-        progress=progress,
-        force=force,
-    )
-
-
-def _refuse(gate: "Gate", output: Path, *, allow_ungated: bool) -> None:
+def _report(gate: "Gate", output: Path, *, allow_ungated: bool) -> None:
+    """Log the numbers. Raises: GateError when the engine failed, unless `allow_ungated`."""
     from llmc.gate.record import failure_text
+    from llmc.gate.report import summarize
 
+    for line in summarize(gate):
+        log.info("gate %s: %s", gate.verdict, line)
+    if gate.verdict == "passed":
+        return
     if allow_ungated:
         log.warning("%s", failure_text(gate, output / "engine"))
         return

@@ -19,11 +19,11 @@ from llmc.gate.record import (
     read_measurement,
     write_record,
 )
-from llmc.gate.reference import Reference, open_engine, read_config
+from llmc.gate.reference import Reference, choose_reference, open_engine, read_config
 from llmc.gate.report import write_report
 from llmc.gate.thresholds import judge, resolve_thresholds
 from llmc.log import Progress
-from llmc.recipes.schema import GateRecipe
+from llmc.recipes.schema import GateRecipe, Recipe
 from llmc.runtime.tokenizer import Tokenizer
 from llmc.stages import StageResult, run_stage, tool_version
 
@@ -38,6 +38,33 @@ class GateResult:
 
     stage: StageResult
     gate: Gate
+
+
+def gate_build(
+    recipe: Recipe,
+    output: Path,
+    *,
+    cache: Path,
+    workers: int,
+    progress: Progress,
+    force: bool = False,
+) -> GateResult:
+    """Gate `output`/engine, built by `recipe`, against what the recipe compares with.
+
+    References are kept in `cache`. Raises: see `run_gate` and `choose_reference`.
+    """
+    engine_dir = output / "engine"
+    reference = choose_reference(
+        engine_dir, recipe, cache=cache, progress=progress, workers=workers
+    )
+    return run_gate(
+        engine_dir,
+        output / "gate",
+        recipe=recipe.gate,
+        reference=reference,
+        progress=progress,
+        force=force,
+    )
 
 
 def run_gate(

@@ -8,8 +8,7 @@ import numpy as np
 from llmc import artifacts
 from llmc.builders import pipeline
 from llmc.gate.record import GATE_NAME
-from llmc.gate.reference import choose_reference
-from llmc.gate.step import GateResult, run_gate
+from llmc.gate.step import GateResult, gate_build
 from llmc.log import NullProgress
 from llmc.plugins.cpu_file import EngineFile
 from llmc.recipes.loader import Override, load_recipe, parse_set
@@ -43,15 +42,12 @@ def build(recipe: Recipe, output: Path) -> Path:
 
 def gate(recipe: Recipe, output: Path, *, force: bool = False) -> GateResult:
     """Gate `output`/engine; references are cached beside the output."""
-    engine, progress = output / "engine", NullProgress()
-    cache = output.parent / "cache"
-    reference = choose_reference(engine, recipe, cache=cache, progress=progress, workers=1)
-    return run_gate(
-        engine,
-        output / "gate",
-        recipe=recipe.gate,
-        reference=reference,
-        progress=progress,
+    return gate_build(
+        recipe,
+        output,
+        cache=output.parent / "cache",
+        workers=1,
+        progress=NullProgress(),
         force=force,
     )
 
