@@ -5,6 +5,7 @@
 | metrics | KL divergence, loss and likeliest token of rows of logits |
 | corpus | the texts, `texts/` those that come with llmc |
 | measure | both engines over the texts, summed up |
+| ranks | an engine of several ranks in one process |
 | reference | the unquantized engine, made once a model and kept in the cache |
 | thresholds | limits by quantization, and the verdict |
 | record | measurement.json, gate.json, and whether an engine may be served |

@@ -19,10 +19,12 @@ from llmc.builders import pipeline
 from llmc.checkpoint import CheckpointConfig
 from llmc.errors import CheckpointError, UnsupportedError
 from llmc.gate.measure import STEP_TOKENS, WINDOW_TOKENS
+from llmc.gate.ranks import load_ranks
 from llmc.gate.record import ReferenceFacts
 from llmc.log import Progress
 from llmc.recipes.schema import GateRecipe, Recipe
 from llmc.runtime.engine import Engine, KvCacheConfig, load_engine, read_engine_config
+from llmc.runtime.worker import read_mapping
 from llmc.stages import exclusive, run_stage, tool_version
 
 log = logging.getLogger(__name__)
@@ -163,7 +165,7 @@ def model_reference(
 
 
 def open_engine(engine_dir: Path) -> Engine:
-    """Load an engine with a KV pool of one window.
+    """Load all ranks of an engine, with a KV pool of one window.
 
     Raises: UnsupportedError when it does not fit into memory.
     """
@@ -175,7 +177,11 @@ def open_engine(engine_dir: Path) -> Engine:
             hint="gate.reference_dtype=bfloat16 halves a float32 reference; gate elsewhere with"
             " `llmc verify`",
         )
-    return load_engine(engine_dir, kv=KvCacheConfig(max_tokens=WINDOW_TOKENS + _LARGEST_BLOCK))
+    kv = KvCacheConfig(max_tokens=WINDOW_TOKENS + _LARGEST_BLOCK)
+    world_size = read_mapping(engine_dir).world_size
+    if world_size == 1:
+        return load_engine(engine_dir, kv=kv)
+    return load_ranks(engine_dir, world_size=world_size, kv=kv)
 
 
 def read_config(engine_dir: Path) -> CheckpointConfig:
