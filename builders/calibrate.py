@@ -52,11 +52,10 @@ class LinearObserver:
 
     def see(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Record a chunk: x [T, in], y [T, sum(columns)]."""
-        magnitude = x.abs()
-        amax, abs_sum = magnitude.amax(0), magnitude.sum(0, dtype=torch.float64)
-        outputs = torch.stack(
-            [part.abs().amax() for part in torch.split(y, [*self.columns], dim=1)]
-        )
+        amax = torch.maximum(x.amax(0), -x.amin(0))
+        abs_sum = x.abs().sum(0, dtype=torch.float64)
+        parts = torch.split(y, [*self.columns], dim=1)
+        outputs = torch.stack([torch.maximum(part.amax(), -part.amin()) for part in parts])
         first = -self.num_tokens % self.row_stride
         self._rows.append(x[first :: self.row_stride].cpu().clone())
         self.num_tokens += x.shape[0]
@@ -222,13 +221,16 @@ class LoadedLayer:
         """Evaluate a linear of several modules one by one: no second copy of their weights."""
         evaluate = graph.part("linear", "reference").evaluate
         biases = call.weights.get("bias", ())
-        outputs = []
+        whole = torch.empty(x.shape[0], int(call.attrs["out_features"]), device=self._device)  # type: ignore[call-overload]
+        start = 0
         for index, name in enumerate(call.weights["weight"]):
             weight = self._weights[name]
+            stop = start + weight.shape[0]
             attrs = {**call.attrs, "out_features": weight.shape[0]}
             bias = self._weights[biases[index]] if biases else None
-            outputs.append(evaluate(x, weight=weight, bias=bias, **attrs))
-        return torch.cat(outputs, dim=1)
+            whole[:, start:stop] = evaluate(x, weight=weight, bias=bias, **attrs)
+            start = stop
+        return whole
 
 
 def tokenize(tokenizer_file: Path, texts: Iterator[str]) -> Iterator[list[int]]:

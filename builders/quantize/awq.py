@@ -112,7 +112,7 @@ def search_clip(
             rounded = decode(form.encode(weight[part], replace(choice, weight_amax=tried)))
             rounded -= weight[part]
             error = group_errors(rounded, gram)
-            better = error < least
+            better = np.less(error, least)
             best[part] = np.where(better, tried, best[part])
             least = np.where(better, error, least)
     return best

@@ -17,6 +17,9 @@ CHUNK_TOKENS = 2048
 KEPT_ROWS = 512
 """Input rows kept of every activation."""
 
+RUNTIME = 256 << 20
+"""Bytes of BLAS buffers, and of freed memory the allocator keeps; measured on CPU."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
@@ -36,7 +39,7 @@ class Peak:
     @property
     def memory(self) -> int:
         # Activations are gone when the algorithm begins.
-        return self.weights + self.observers + max(self.activations, self.scratch)
+        return RUNTIME + self.weights + self.observers + max(self.activations, self.scratch)
 
 
 def peak_bytes(
@@ -48,9 +51,9 @@ def peak_bytes(
     sizes = [prod(spec.shape) for spec in tensor_specs(whole, 0) if spec.layer == 0]
     linears = layer_linears(arch, 0)
     chunk = max(min(num_tokens, CHUNK_TOKENS), longest)
-    # Widest moment: an MLP's input, output and residual; or attention's scores of one sequence,
-    # which torch holds as product, masked copy and softmax.
-    mlp = chunk * (3 * arch.hidden_size + 3 * arch.intermediate_size)
+    # Widest moment: gate and up, the activated gate and the product, beside input and residual; or
+    # attention's scores of one sequence, which torch holds as product, masked copy and softmax.
+    mlp = chunk * (3 * arch.hidden_size + 4 * arch.intermediate_size)
     heads = chunk * (arch.num_attention_heads + 2 * arch.num_key_value_heads) * arch.head_size
     attention = 3 * heads + 3 * arch.num_attention_heads * longest**2
     sites = [linears[0].num_in, linears[1].num_in, linears[2].num_in, linears[-1].num_in]
