@@ -221,7 +221,8 @@ class LoadedLayer:
         """Evaluate a linear of several modules one by one: no second copy of their weights."""
         evaluate = graph.part("linear", "reference").evaluate
         biases = call.weights.get("bias", ())
-        whole = torch.empty(x.shape[0], int(call.attrs["out_features"]), device=self._device)  # type: ignore[call-overload]
+        columns = sum(self._weights[name].shape[0] for name in call.weights["weight"])
+        whole = torch.empty(x.shape[0], columns, device=self._device)
         start = 0
         for index, name in enumerate(call.weights["weight"]):
             weight = self._weights[name]

@@ -99,7 +99,7 @@ def search_clip(
     groups = num_in // settings.group_size
     grouped = rows.reshape(len(rows), groups, settings.group_size)
     per_group = np.ascontiguousarray(grouped.transpose(1, 0, 2))
-    gram = per_group.transpose(0, 2, 1) @ per_group
+    gram: Floats = np.matmul(per_group.transpose(0, 2, 1), per_group)
     amax = group_amax(weight, groups)
     form = load_format(settings.algo)
     best: Floats = amax.copy()
@@ -112,7 +112,7 @@ def search_clip(
             rounded = decode(form.encode(weight[part], replace(choice, weight_amax=tried)))
             rounded -= weight[part]
             error = group_errors(rounded, gram)
-            better = np.less(error, least)
+            better = error < least
             best[part] = np.where(better, tried, best[part])
             least = np.where(better, error, least)
     return best
