@@ -26,16 +26,19 @@ _EIGHT_BITS = Thresholds(max_kl=0.03, max_perplexity_increase=0.03, min_top1_agr
 _EIGHT_BIT_ACTIVATIONS = Thresholds(
     max_kl=0.10, max_perplexity_increase=0.10, min_top1_agreement=0.80
 )
-_FOUR_BITS_CHOSEN = Thresholds(max_kl=0.25, max_perplexity_increase=0.25, min_top1_agreement=0.70)
-_FOUR_BITS = Thresholds(max_kl=0.50, max_perplexity_increase=0.60, min_top1_agreement=0.60)
+_FOUR_BITS_A_GROUP = Thresholds(max_kl=0.40, max_perplexity_increase=0.45, min_top1_agreement=0.62)
+_FOUR_BIT_ACTIVATIONS = Thresholds(
+    max_kl=0.60, max_perplexity_increase=0.80, min_top1_agreement=0.55
+)
+_FOUR_BITS_A_ROW = Thresholds(max_kl=1.20, max_perplexity_increase=1.80, min_top1_agreement=0.45)
 
 DEFAULTS: dict[str | None, Thresholds] = {
     None: _ROUNDED,
     "W8A16": _EIGHT_BITS,
-    "W4A16": _FOUR_BITS,
-    "W4A16_AWQ": _FOUR_BITS_CHOSEN,
-    "W4A16_GPTQ": _FOUR_BITS_CHOSEN,
-    "W4A8_AWQ": _FOUR_BITS_CHOSEN,
+    "W4A16": _FOUR_BITS_A_ROW,
+    "W4A16_AWQ": _FOUR_BITS_A_GROUP,
+    "W4A16_GPTQ": _FOUR_BITS_A_GROUP,
+    "W4A8_AWQ": _FOUR_BITS_A_GROUP,
     "W8A8_SQ_PER_CHANNEL": _EIGHT_BIT_ACTIVATIONS,
     "W8A8_SQ_PER_TENSOR_PLUGIN": _EIGHT_BIT_ACTIVATIONS,
     "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN": _EIGHT_BIT_ACTIVATIONS,
@@ -43,12 +46,14 @@ DEFAULTS: dict[str | None, Thresholds] = {
     "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": _EIGHT_BIT_ACTIVATIONS,
     "FP8": _EIGHT_BIT_ACTIVATIONS,
     "FP8_PER_CHANNEL_PER_TOKEN": _EIGHT_BIT_ACTIVATIONS,
-    "NVFP4": _FOUR_BITS,
-    "MIXED_PRECISION": _FOUR_BITS,
+    "NVFP4": _FOUR_BIT_ACTIVATIONS,
+    "MIXED_PRECISION": _FOUR_BIT_ACTIVATIONS,
 }
 """Quantization of the weights → its limits; None is an engine that is only rounded to a dtype.
 
-A model of 135 million parameters must pass (it suffers more than a large one)."""
+SmolLM2-135M must pass, which suffers more than a large model. Its mean KL on the code that comes
+with llmc: W8A16 0.003; weights alone rounded to FP8 0.02, NVFP4 0.22, four bits in groups of 64
+0.35, four bits with a scale a row 0.88 (perplexity +134 %)."""
 
 KV_CACHE: dict[str | None, Thresholds] = {
     None: Thresholds(max_kl=0.0, max_perplexity_increase=0.0, min_top1_agreement=1.0),

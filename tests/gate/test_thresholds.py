@@ -15,9 +15,10 @@ from tests.gate.records import measurement, text
 def test_every_quantization_has_limits(algo: str | None, kv_cache: str | None) -> None:
     limits = default_thresholds(algo, kv_cache)
     unquantized = default_thresholds(None, None)
-    assert unquantized.max_kl <= limits.max_kl < 1
-    assert unquantized.max_perplexity_increase <= limits.max_perplexity_increase < 1
-    assert 0.5 < limits.min_top1_agreement <= unquantized.min_top1_agreement < 1
+    # A broken layer costs several nats (test_step).
+    assert unquantized.max_kl <= limits.max_kl < 1.5
+    assert unquantized.max_perplexity_increase <= limits.max_perplexity_increase < 2
+    assert 0.4 < limits.min_top1_agreement <= unquantized.min_top1_agreement < 1
 
 
 def test_only_what_a_recipe_names_is_replaced() -> None:
