@@ -46,7 +46,7 @@ def evaluate(
         num_positions=int(context_lens.max()),
     )
     at = positions.long()
-    cos_T1H, sin_T1H = torch.from_numpy(cos)[at, None], torch.from_numpy(sin)[at, None]
+    cos_T1H, sin_T1H = (torch.from_numpy(table).to(at.device)[at, None] for table in (cos, sin))
     q_TND, k_TKD = (rotate(x, cos_T1H.to(x.dtype), sin_T1H.to(x.dtype)) for x in (q_TND, k_TKD))
     keys, values = kv_cache[layer]
     out_TND = torch.empty_like(q_TND)
@@ -82,7 +82,7 @@ def attend(
     group = q_TND.shape[1] // k_CKD.shape[1]
     k_CND, v_CND = (x.repeat_interleave(group, dim=1) for x in (k_CKD, v_CKD))
     scores = torch.einsum("tnd,cnd->ntc", q_TND, k_CND).float() * scale
-    distance = positions[:, None] - torch.arange(k_CKD.shape[0])
+    distance = positions[:, None] - torch.arange(k_CKD.shape[0], device=positions.device)
     hidden = distance < 0
     if sliding_window is not None:
         hidden |= distance >= sliding_window
@@ -94,5 +94,5 @@ def _slots(
     block_table: torch.Tensor, length: int, tokens_per_block: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return page and slot of positions 0 to length - 1."""
-    position = torch.arange(length)
+    position = torch.arange(length, device=block_table.device)
     return block_table.long()[position // tokens_per_block], position % tokens_per_block
