@@ -18,7 +18,10 @@ MAX_INIT_LINES = 60
 ADDRESSES: dict[str, tuple[str, ...]] = {
     "torch": ("plugins/*/reference.py", "llmc/quant/*.py", "builders/calibrate.py"),
     "transformers": ("llmc/runtime/tokenizer.py", "builders/calibrate.py"),
-    "tokenizers": ("llmc/runtime/tokenizer.py", "builders/hf/gguf_tokenizer.py"),
+    "tokenizers": (
+        *("llmc/runtime/tokenizer.py", "builders/hf/gguf_tokenizer.py"),
+        "builders/calibrate.py",
+    ),
     "jinja2": ("llmc/runtime/chat_template.py",),
     "mpi4py": ("llmc/runtime/comm.py",),
     "tensorrt": ("*/tensorrt_*.py", "*/tensorrt.py"),
