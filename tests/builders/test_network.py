@@ -150,6 +150,6 @@ def test_every_reason_is_listed() -> None:
         "position_embedding_type: 'alibi'",
         "residual_mlp: True, expected False",
         "moe.num_experts: 8, expected 0",
-        "of transformer.layers.1.mlp.fc and transformer.layers.1.mlp.gate one only",
+        "transformer.layers.1.mlp.fc is plain, transformer.layers.1.mlp.gate W8A16",
     ):
         assert part in text

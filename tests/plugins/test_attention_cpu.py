@@ -102,8 +102,9 @@ class PagedAttention:
             32,
             shape.sliding_window or 0,
         )
-        op.param[0] = shape.head_size**-0.5
-        for place, array in enumerate((*self.tables, self.pool)):
+        op.param[:2] = (shape.head_size**-0.5, 1.0)
+        arrays: tuple[npt.NDArray[Any], ...] = (*self.tables, self.pool)
+        for place, array in enumerate(arrays):
             op.tensor[place] = array.ctypes.data
         return op
 

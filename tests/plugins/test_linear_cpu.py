@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.plugins.kernels_cpu import INSTRUCTION_SETS, Linear
+from tests.plugins.kernels_cpu import INSTRUCTION_SETS, Float32Array, Linear
 
 TYPES = ("float32", "float16", "bfloat16", "int8")
 # Whole panels, odd sizes, several chunks of K (256) and of tiles (512), fewer columns than a panel.
@@ -11,12 +11,15 @@ SHAPES = ((64, 96), (70, 41), (577, 33), (1100, 17))
 ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 33)
 
 
-def make(num_in: int, num_out: int, seed: int = 0) -> np.ndarray:
-    weight = np.random.default_rng(seed).standard_normal((num_out, num_in))
-    return (weight / np.sqrt(num_in)).astype(np.float32)
+def make(num_in: int, num_out: int, seed: int = 0) -> Float32Array:
+    weight: Float32Array = np.random.default_rng(seed).standard_normal(
+        (num_out, num_in), np.float32
+    )
+    weight /= np.float32(np.sqrt(num_in))
+    return weight
 
 
-def rows(count: int, num_in: int) -> np.ndarray:
+def rows(count: int, num_in: int) -> Float32Array:
     return np.random.default_rng(count).standard_normal((count, num_in)).astype(np.float32)
 
 

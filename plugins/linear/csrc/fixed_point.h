@@ -3,6 +3,8 @@
 //
 // Each row is scaled by its largest magnitude over K_GROUP inputs to 32767 and rounded. Sums within a
 // group are exact; groups are added in order as floats. Both depend on the row alone.
+// Rows that are small integers already keep their values: then sums of groups are exact as well, up to
+// 2^24.
 #pragma once
 #include "plan.h"
 
@@ -36,7 +38,14 @@ static inline float round_group(const float* x, int64_t count, int16_t* out) {
     return largest_value / 32767.0f;
 }
 
-static inline void pack_fixed(const float* x, int64_t rows, int64_t K, const FixedRows& out) {
+static inline float copy_integers(const float* x, int64_t count, int16_t* out) {
+    for (int64_t k = 0; k < count; k++) out[k] = (int16_t)(int32_t)x[k];
+    if (count % 2) out[count] = 0;
+    return 1.0f;
+}
+
+static inline void pack_fixed(const float* x, int64_t rows, int64_t K, bool integers,
+                              const FixedRows& out) {
     const int64_t blocks = ceil_div(rows, TILE_ROWS);
     for (int64_t i = 0; i < blocks; i++) {
         const int64_t begin = block_start(rows, blocks, i);
@@ -45,8 +54,9 @@ static inline void pack_fixed(const float* x, int64_t rows, int64_t K, const Fix
             for (int64_t k = 0; k < K; k += K_GROUP) {
                 int16_t values[K_GROUP];
                 const int64_t size = min64(K_GROUP, K - k);
+                const float* from = x + (begin + r) * K + k;
                 out.scales[k / K_GROUP * rows + begin + r] =
-                    round_group(x + (begin + r) * K + k, size, values);
+                    integers ? copy_integers(from, size, values) : round_group(from, size, values);
                 int32_t* to = out.pairs + begin * out.half + k / 2 * count + r;
                 for (int64_t pair = 0; pair < (size + 1) / 2; pair++)
                     memcpy(to + pair * count, values + 2 * pair, 4);

@@ -2,10 +2,13 @@
 //
 // dim: 0 K, 1 N (columns of y), 2 panels. tensor: 0 panels, 1 scale, 2 bias (fp32, padded to whole
 // panels; null if absent). input2: residual [M, N] or -1.
+// dim 3: inputs per group if weights share scales by group, whose values are tensor 3 (panel.h); 4:
+// whether groups have zeros. FLAG_INTEGER_ROWS: x are integers from -128 to 127 and keep their values.
+// FLAG_ROW_SCALES: behind x stands what each row is to be multiplied with.
 // FLAG_GATED: a panel holds 16 activated columns, then the 16 columns they gate.
 //
 // float_rows.h multiplies float weights, fixed_point.h int8 weights, and with AMX tile_rows.h takes
-// bf16 and int8. Each sums over k = 0..K-1 in one order whatever M is, so a row's result does not
+// bf16, int8 and e4m3. Each sums over k = 0..K-1 in one order whatever M is, so a row's result does not
 // depend on the rows it is batched with.
 #include "fixed_point.h"
 #include "float_rows.h"
@@ -39,9 +42,13 @@ static void finish(const LlmcOp& op, const Step& step, int64_t first_row, int64_
     const bool gated = op.flags & LLMC_FLAG_GATED;
     const int64_t width = gated ? PANEL / 2 : PANEL, column = panel * width;
     const int64_t valid = min64(width, N - column);
+    const float* row_scale = nullptr;
+    if (op.flags & LLMC_FLAG_ROW_SCALES)
+        row_scale = step.buffers[op.input] + op_rows(op, step) * op.dim[0] + first_row;
     for (int64_t r = 0; r < rows; r++, c += PANEL) {
         for (int v = 0; v < VECTORS; v++) {
             vf y = load(c + v * W);
+            if (row_scale) y = y * row_scale[r];
             if (scale) y = y * load(scale + panel * PANEL + v * W);
             if (bias) y = y + load(bias + panel * PANEL + v * W);
             store(c + v * W, y);
@@ -59,29 +66,37 @@ static void finish(const LlmcOp& op, const Step& step, int64_t first_row, int64_
     }
 }
 
+static Groups groups_of(const LlmcOp& op, int64_t panel) {
+    if (!op.tensor[3]) return Groups{};
+    const int64_t floats = op.dim[0] / op.dim[3] * PANEL * (op.dim[4] ? 2 : 1);
+    return {static_cast<const float*>(op.tensor[3]) + panel * floats, op.dim[3], op.dim[4] != 0};
+}
+
 template <int TYPE>
 static void run_floats(const LlmcOp& op, const Step& step, const Part& part, Scratch& scratch) {
-    const int64_t K = op.dim[0], panel_bytes = pad32(K) * PANEL * type_bytes(TYPE);
+    const int64_t K = op.dim[0], bytes = panel_bytes(TYPE, pad32(K));
     const Workspace space(scratch.memory);
     const float* x = step.buffers[op.input] + part.first_row * K;
-    const bool few = part.rows <= FEW_ROWS;
+    const bool few = part.rows <= FEW_ROWS && !op.tensor[3];
     if (!few && part.must_pack(op, scratch)) pack_floats(x, part.rows, K, space.packed);
     for (int64_t panel = part.first_panel; panel < part.last_panel; panel++) {
-        const char* weight = static_cast<const char*>(op.tensor[0]) + panel * panel_bytes;
+        const char* weight = static_cast<const char*>(op.tensor[0]) + panel * bytes;
         if (few) multiply_few<TYPE>(part.rows, x, K, weight, K, space.c, true);
-        else multiply_floats<TYPE>(part.rows, space.packed, K, weight, space.unpacked, space.c);
+        else multiply_floats<TYPE>(part.rows, space.packed, K, weight, groups_of(op, panel),
+                                   space.unpacked, space.c);
         finish(op, step, part.first_row, part.rows, panel, space.c);
     }
 }
 
 static void run_fixed(const LlmcOp& op, const Step& step, const Part& part, Scratch& scratch) {
-    const int64_t K = op.dim[0], panel_bytes = pad32(K) * PANEL;
+    const int64_t K = op.dim[0], bytes = pad32(K) * PANEL;
     const Workspace space(scratch.memory);
     const FixedRows rows(space.packed, part.rows, K);
     if (part.must_pack(op, scratch))
-        pack_fixed(step.buffers[op.input] + part.first_row * K, part.rows, K, rows);
+        pack_fixed(step.buffers[op.input] + part.first_row * K, part.rows, K,
+                   op.flags & LLMC_FLAG_INTEGER_ROWS, rows);
     for (int64_t panel = part.first_panel; panel < part.last_panel; panel++) {
-        const int8_t* weight = static_cast<const int8_t*>(op.tensor[0]) + panel * panel_bytes;
+        const int8_t* weight = static_cast<const int8_t*>(op.tensor[0]) + panel * bytes;
         multiply_fixed(part.rows, rows, K, weight, space.unpacked, space.c);
         finish(op, step, part.first_row, part.rows, panel, space.c);
     }
@@ -90,13 +105,13 @@ static void run_fixed(const LlmcOp& op, const Step& step, const Part& part, Scra
 #if LLMC_AMX
 template <int TYPE>
 static void run_tiles(const LlmcOp& op, const Step& step, const Part& part, Scratch& scratch) {
-    const int64_t K = op.dim[0], panel_bytes = pad32(K) * PANEL * type_bytes(TYPE);
+    const int64_t K = op.dim[0], bytes = panel_bytes(TYPE, pad32(K));
     const Workspace space(scratch.memory);
     uint16_t* rows = reinterpret_cast<uint16_t*>(space.packed);
     if (part.must_pack(op, scratch))
         pack_tiles(step.buffers[op.input] + part.first_row * K, part.rows, K, rows);
     for (int64_t panel = part.first_panel; panel < part.last_panel; panel++) {
-        const char* weight = static_cast<const char*>(op.tensor[0]) + panel * panel_bytes;
+        const char* weight = static_cast<const char*>(op.tensor[0]) + panel * bytes;
         multiply_tiles<TYPE>(part.rows, rows, K, weight, space.unpacked, space.c);
         finish(op, step, part.first_row, part.rows, panel, space.c);
     }
@@ -108,11 +123,15 @@ static void run(const LlmcOp& op, const Step& step, int64_t task, Scratch& scrat
 #if LLMC_AMX
     if (op.type == LLMC_BF16) return run_tiles<LLMC_BF16>(op, step, part, scratch);
     if (op.type == LLMC_I8) return run_tiles<LLMC_I8>(op, step, part, scratch);
+    if (op.type == LLMC_F8) return run_tiles<LLMC_F8>(op, step, part, scratch);
 #endif
     switch (op.type) {
         case LLMC_F32: return run_floats<LLMC_F32>(op, step, part, scratch);
         case LLMC_F16: return run_floats<LLMC_F16>(op, step, part, scratch);
         case LLMC_BF16: return run_floats<LLMC_BF16>(op, step, part, scratch);
+        case LLMC_F8: return run_floats<LLMC_F8>(op, step, part, scratch);
+        case LLMC_I4: return run_floats<LLMC_I4>(op, step, part, scratch);
+        case LLMC_F4: return run_floats<LLMC_F4>(op, step, part, scratch);
         case LLMC_I8: return run_fixed(op, step, part, scratch);
     }
 }
