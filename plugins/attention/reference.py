@@ -51,7 +51,8 @@ def evaluate(
     at = positions.long()
     cos_T1H, sin_T1H = (torch.from_numpy(table).to(at.device)[at, None] for table in (cos, sin))
     q_TND, k_TKD = (rotate(x, cos_T1H.to(x.dtype), sin_T1H.to(x.dtype)) for x in (q_TND, k_TKD))
-    if kv_cache_scaling_factor is not None:
+    if kv_quant != "none":
+        assert kv_cache_scaling_factor is not None
         k_TKD, v_TKD = (_round_kv(x, kv_cache_scaling_factor, kv_quant) for x in (k_TKD, v_TKD))
     keys, values = kv_cache[layer]
     out_TND = torch.empty_like(q_TND)
