@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include <atomic>
@@ -27,7 +26,7 @@ inline void pause_cpu() {
 #endif
 }
 
-// A word threads wait on until it leaves a value.
+// A counter threads wait on until it leaves a value.
 struct alignas(64) Word {
     std::atomic<int> value{0};
     std::atomic<int> sleepers{0};
@@ -46,8 +45,9 @@ struct alignas(64) Word {
         sleepers.fetch_sub(1);
     }
 
-    void set(int next) {
-        value.store(next);
+    // Added, not stored: the one who ended a step and the one who starts the next may both be here.
+    void advance() {
+        value.fetch_add(1);
         if (sleepers.load() > 0) wake();
     }
 
@@ -62,8 +62,20 @@ struct alignas(64) Word {
 #endif
 };
 
-struct alignas(64) Counter {
-    std::atomic<int64_t> next{0};
+// What is being handed out: (op, its number of tasks, the next task), in one word so that whoever
+// takes a task learns atomically which op it belongs to.
+struct Ticket {
+    static constexpr int BITS = 22;
+    static constexpr uint64_t MASK = (1u << BITS) - 1;
+    uint64_t word;
+
+    static Ticket first(int64_t op, int64_t tasks) {
+        return Ticket{(uint64_t)op << 2 * BITS | (uint64_t)tasks << BITS};
+    }
+    int64_t op() const { return word >> 2 * BITS; }
+    int64_t tasks() const { return word >> BITS & MASK; }
+    int64_t task() const { return word & MASK; }
+    bool valid() const { return task() < tasks(); }
 };
 
 double now() {
@@ -80,51 +92,54 @@ struct Team {
     void (*enter_thread)();
     pthread_t* handles;
 
-    Word start;              // counts steps; -1 asks the threads to end
-    Word generation;         // of the barrier
-    std::atomic<int> arrived{0};
-    Counter counters[2];     // tasks handed out: of this op, and the next one's, being cleared
+    Word epoch;                        // leaves its value whenever there are new tasks, or an end
+    std::atomic<uint64_t> ticket{0};
+    alignas(64) std::atomic<int64_t> done{0};  // tasks of the op in hand that have ended
+    std::atomic<bool> running{false};  // a step is
+    std::atomic<bool> ending{false};
 
+    // Of the step; only who holds a task of it, or starts it, looks at these.
     const LlmcOp* ops;
-    int num_ops;
+    int64_t num_ops, step_number = 0;
     Step step;
+    double op_began;
 
-    void barrier() {
-        int current = generation.value.load(std::memory_order_relaxed);
-        if (arrived.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
-            arrived.store(0, std::memory_order_relaxed);
-            generation.set(current + 1);
-        } else {
-            generation.wait_while(current);
+    // Hands out the tasks of the first op from `op` on that has any, or ends the step.
+    void publish(int64_t op) {
+        int64_t tasks = 0;
+        for (; op < num_ops; op++) {
+            tasks = kernels[ops[op].kind].num_tasks(ops[op], step);
+            if (tasks > 0) break;
+            if (step.batch->op_seconds) step.batch->op_seconds[op] = 0;
         }
+        if (step.batch->op_seconds) op_began = now();
+        done.store(0, std::memory_order_relaxed);
+        if (op == num_ops) running.store(false, std::memory_order_release);
+        else ticket.store(Ticket::first(op, tasks).word, std::memory_order_release);
+        epoch.advance();
     }
 
-    void run_ops(Scratch& scratch, bool first) {
-        // Copied: a thread slow to leave the last barrier must not see the caller's next program.
-        const LlmcOp* const step_ops = ops;
-        const int step_num_ops = num_ops;
-        const Step step = this->step;
-        double begin = 0;
-        for (int i = 0; i < step_num_ops; i++) {
-            const LlmcOp& op = step_ops[i];
-            const Kernel& kernel = kernels[op.kind];
-            if (first && step.batch->op_seconds) begin = now();
-            int64_t tasks = kernel.num_tasks(op, step);
-            scratch.packed_op = nullptr;
-            Counter& counter = counters[i & 1];
-            for (;;) {
-                int64_t task = counter.next.fetch_add(1, std::memory_order_relaxed);
-                if (task >= tasks) break;
-                kernel.run(op, step, task, scratch);
+    // Runs tasks until there are none to take. A step does not wait for threads, only for tasks: one
+    // that the system has put aside between tasks holds up nobody.
+    void work(Scratch& scratch, int64_t& packed_step, int64_t& packed_op) {
+        while (Ticket{ticket.load(std::memory_order_acquire)}.valid()) {
+            const Ticket taken{ticket.fetch_add(1, std::memory_order_acq_rel)};
+            if (!taken.valid()) return;
+            if (packed_step != step_number || packed_op != taken.op()) {
+                packed_step = step_number;
+                packed_op = taken.op();
+                scratch.packed_op = nullptr;
             }
-            // Everyone has left counters[(i + 1) & 1] behind at the last barrier but may still be
-            // asking this one, so the other is the one to clear, before the barrier publishes it.
-            if (first) counters[(i + 1) & 1].next.store(0, std::memory_order_relaxed);
-            barrier();
-            if (first && step.batch->op_seconds) step.batch->op_seconds[i] = now() - begin;
+            const LlmcOp& op = ops[taken.op()];
+            kernels[op.kind].run(op, step, taken.task(), scratch);
+            // Read before the count: after the last task another thread may already be further on.
+            const int64_t tasks = taken.tasks();
+            if (done.fetch_add(1, std::memory_order_acq_rel) == tasks - 1) {
+                if (step.batch->op_seconds) step.batch->op_seconds[taken.op()] = now() - op_began;
+                publish(taken.op() + 1);
+            }
         }
     }
-
 };
 
 namespace {
@@ -144,12 +159,11 @@ static void* thread_main(void* argument) {
     Team* team = static_cast<Team*>(argument);
     if (team->enter_thread) team->enter_thread();
     OwnedScratch scratch;
-    int seen = 0;
-    for (;;) {
-        team->start.wait_while(seen);
-        seen = team->start.value.load(std::memory_order_acquire);
-        if (seen < 0) break;
-        team->run_ops(scratch, false);
+    int64_t packed_step = -1, packed_op = -1;
+    while (!team->ending.load(std::memory_order_acquire)) {
+        const int seen = team->epoch.value.load(std::memory_order_acquire);
+        team->work(scratch, packed_step, packed_op);
+        if (!team->ending.load(std::memory_order_acquire)) team->epoch.wait_while(seen);
     }
     return nullptr;
 }
@@ -172,7 +186,8 @@ Team* team_create(int threads, KernelTable kernels, void (*enter_thread)()) {
 }
 
 void team_destroy(Team* team) {
-    team->start.set(-1);
+    team->ending.store(true, std::memory_order_release);
+    team->epoch.advance();
     for (int i = 1; i < team->threads; i++) pthread_join(team->handles[i], nullptr);
     free(team->handles);
     delete team;
@@ -182,13 +197,20 @@ void team_run(Team* team, const LlmcOp* ops, int num_ops, const Step& step) {
     // The caller may be another OS thread each time, so its per-thread state is set up each time.
     if (team->enter_thread) team->enter_thread();
     static thread_local OwnedScratch scratch;
+    int64_t packed_step = -1, packed_op = -1;
     team->ops = ops;
     team->num_ops = num_ops;
     team->step = step;
-    team->counters[0].next.store(0, std::memory_order_relaxed);
-    int next = team->start.value.load(std::memory_order_relaxed) + 1;
-    team->start.set(next & 0x7fffffff);
-    team->run_ops(scratch, true);
+    team->step_number++;
+    team->running.store(true, std::memory_order_release);
+    team->publish(0);
+    for (;;) {
+        const int seen = team->epoch.value.load(std::memory_order_acquire);
+        if (!team->running.load(std::memory_order_acquire)) break;
+        team->work(scratch, packed_step, packed_op);
+        if (!team->running.load(std::memory_order_acquire)) break;
+        team->epoch.wait_while(seen);
+    }
 }
 
 int team_threads(const Team* team) { return team->threads; }

@@ -1,4 +1,4 @@
-// The persistent thread team: runs a program of ops, one barrier after each.
+// The persistent thread team: runs a program of ops, each after all tasks of the one before.
 #pragma once
 #include "kernel.h"
 

@@ -81,12 +81,16 @@ def test_a_refusal_is_an_error_with_numbers(served: Served) -> None:
 def test_ctrl_c_cancels_the_request_in_the_server(served: Served) -> None:
     command = [sys.executable, "-m", "llmc.cli.main", "generate", "the", "--max-tokens", "500"]
     command += ["--url", served.grpc, "--min-tokens", "500"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    os.read(process.stdout.fileno(), 1)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=20)
-    assert process.returncode != 0 and b"Traceback" not in stderr
+    for _ in range(5):  # on a busy machine the answer may be complete before the signal comes
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout is not None
+        os.read(process.stdout.fileno(), 1)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=20)
+        assert b"Traceback" not in stderr
+        if process.returncode != 0:
+            break
+    assert process.returncode == 130
     deadline = time.monotonic() + 10
     while read_metrics(served.metrics)["nv_trt_llm_request_metrics", "active"] > 0:
         assert time.monotonic() < deadline

@@ -90,11 +90,18 @@ def build_engine(output: Path) -> Path:
 
 
 def emit(output: Path, **changes: Any) -> Path:
-    """Emit the repository of `output`/engine; return its directory."""
+    """Emit the repository of `output`/engine; return its directory.
+
+    The tiny model writes hundreds of tokens between two looks for lost clients by default.
+    """
     repository = output / "model_repo"
     shutil.rmtree(repository, ignore_errors=True)
     repository.mkdir()
-    changes = {"max_tokens_in_paged_kv_cache": 32 * MAX_SEQ_LEN} | changes
+    defaults = {
+        "max_tokens_in_paged_kv_cache": 32 * MAX_SEQ_LEN,
+        "cancellation_check_period_ms": 10,
+    }
+    changes = defaults | changes
     emit_repository(output / "engine", repository, options(**changes))
     return repository
 

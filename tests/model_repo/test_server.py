@@ -239,6 +239,15 @@ def test_concurrent_streams_equal_single_ones_and_cancelled_ones_leave_nothing(
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_many_short_requests_end_while_clients_are_looked_for(served: Served, model: str) -> None:
+    """Asking Triton about a client after the last response was sent would end the server."""
+    with ThreadPoolExecutor(8) as pool:
+        lengths = pool.map(lambda n: len(ask(served, model, max_tokens=1 + n % 5)), range(150))
+        assert list(lengths) == [1 + n % 5 for n in range(150)]
+    assert served.process.returncode is None
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 def test_a_stream_that_is_closed_is_cancelled_within_a_few_tokens(
     served: Served, model: str
 ) -> None:

@@ -12,11 +12,9 @@ ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 33)
 
 
 def make(num_in: int, num_out: int, seed: int = 0) -> Float32Array:
-    weight: Float32Array = np.random.default_rng(seed).standard_normal(
-        (num_out, num_in), np.float32
-    )
-    weight /= np.float32(np.sqrt(num_in))
-    return weight
+    weight = np.random.default_rng(seed).standard_normal((num_out, num_in))
+    scaled: Float32Array = (weight / np.sqrt(num_in)).astype(np.float32)
+    return scaled
 
 
 def rows(count: int, num_in: int) -> Float32Array:

@@ -5,7 +5,9 @@ splits a character. Without it (another tensorrt_llm model in the middle) the to
 response are decoded.
 """
 
+import collections
 import json
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ class TritonPythonModel:
         parameters = json.loads(args["model_config"])["parameters"]
         repository = Path(args["model_repository"]).parent
         self._tokenizer = Tokenizer.open(repository / parameters["tokenizer_dir"]["string_value"])
+        self._stopped: collections.deque[str] = collections.deque(maxlen=256)
         self._llm = parameters["tensorrt_llm_model_name"]["string_value"]
         self._skip_special_tokens = parameters["skip_special_tokens"]["string_value"] == "true"
 
@@ -35,7 +38,7 @@ class TritonPythonModel:
         try:
             inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
             if "STOP_ID" in inputs and request.is_cancelled():
-                self._stop(str(inputs["STOP_ID"].reshape(-1)[0], "utf-8"))
+                self._stop_once(str(inputs["STOP_ID"].reshape(-1)[0], "utf-8"))
             text = inputs.get("OUTPUT_TEXT")
             if text is None:
                 text = self._decode(inputs["TOKENS_BATCH"], inputs["SEQUENCE_LENGTH"])
@@ -45,6 +48,12 @@ class TritonPythonModel:
         except Exception as error:
             pb_utils.Logger.log_error(traceback.format_exc())
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(repr(error)))
+
+    def _stop_once(self, stop_id: str) -> None:
+        """Stop a request without waiting: every stream's text passes through this model."""
+        if stop_id not in self._stopped:
+            self._stopped.append(stop_id)
+            threading.Thread(target=self._stop, args=(stop_id,), daemon=True).start()
 
     def _stop(self, stop_id: str) -> None:
         """Tell tensorrt_llm that the client of an ensemble is gone.

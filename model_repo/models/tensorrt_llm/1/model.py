@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,13 @@ class Message:
     num_rows: int
     num_open: int
     refused: bool = False
+    closed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def close(self) -> None:
+        """Let nobody ask the sender about its client any more."""
+        with self.lock:
+            self.closed = True
 
 
 class TritonPythonModel:
@@ -113,7 +120,9 @@ class TritonPythonModel:
                     self._in_flight[request_id] = message
             except LlmcError:
                 message.refused = True
+                message.close()
                 for request_id in accepted:
+                    del self._in_flight[request_id]
                     self._session.executor.cancel(request_id)
                 raise
 
@@ -121,8 +130,10 @@ class TritonPythonModel:
         """Give one response of the executor's to Triton; on the executor's dispatch thread."""
         if response.is_final:
             with self._lock:
-                del self._in_flight[response.request_id]
+                self._in_flight.pop(response.request_id, None)
             message.num_open -= 1
+            if message.num_open == 0:
+                message.close()
             self._input_tokens.observe(response.num_input_tokens)
             self._output_tokens.observe(response.num_output_tokens)
         if message.refused:
@@ -163,10 +174,17 @@ class TritonPythonModel:
                 pb_utils.Logger.log_error(traceback.format_exc())
 
     def _cancel_abandoned(self) -> None:
+        """Ask every sender whether its client is gone, but none whose last response was sent.
+
+        Triton frees what that question looks at with the last response, and crashes when it is
+        asked afterwards. So a message is closed, under its lock, before its last response is sent.
+        """
         with self._lock:
             in_flight = list(self._in_flight.items())
         for request_id, message in in_flight:
-            if message.sender.is_cancelled():
+            with message.lock:
+                gone = not message.closed and message.sender.is_cancelled()
+            if gone:
                 self._session.executor.cancel(request_id)
 
     def _make_metrics(self, labels: dict[str, str]) -> None:

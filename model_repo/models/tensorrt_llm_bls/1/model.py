@@ -123,10 +123,12 @@ class TritonPythonModel:
     def _watch(self) -> None:
         while not self._stopping.wait(self._check_period):
             try:
-                with self._lock:
-                    in_flight = list(self._in_flight.items())
-                for inner_id, cancellable in in_flight:
-                    if cancellable.is_cancelled():
+                for inner_id in list(self._in_flight):
+                    # Not after the last response was sent: Triton would crash.
+                    with self._lock:
+                        cancellable = self._in_flight.get(inner_id)
+                        gone = cancellable is not None and cancellable.is_cancelled()
+                    if gone:
                         self._stop(inner_id)
             except Exception:
                 pb_utils.Logger.log_error(traceback.format_exc())
