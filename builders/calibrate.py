@@ -112,6 +112,7 @@ class Decoder:
             prefix = f"transformer.layers.{layer}."
             self._layers.append(tuple(op for op in ops if op.name.startswith(prefix)))
         self._before = ops[: ops.index(self._layers[0][0])]
+        self._after = ops[ops.index(self._layers[-1][-1]) + 1 :]
 
     def layer_ops(self, layer: int) -> tuple[OpCall, ...]:
         """Return the calls of one layer, in order."""
@@ -139,19 +140,42 @@ class Decoder:
     def load(self, layer: int) -> "LoadedLayer":
         """Read the weights of one layer."""
         ops = self._layers[layer]
+        return LoadedLayer(ops, self._load(ops), self.device)
+
+    def load_head(self) -> Callable[[Floats], torch.Tensor]:
+        """Read what follows the last layer; return how hidden states [T, H] become logits."""
+        ops = [op for op in self._after if op.plugin != "gather_last"]
+        weights = self._load(ops)
+
+        @torch.inference_mode()
+        def logits(hidden: Floats) -> torch.Tensor:
+            value = torch.from_numpy(hidden).to(self.device)
+            for op in ops:
+                (own,) = (weights[name] for name in op.weights["weight"])
+                evaluate = graph.part(op.plugin, "reference").evaluate
+                value = evaluate(value, weight=own, **op.attrs)
+            return value
+
+        return logits
+
+    def _load(self, ops: Sequence[OpCall]) -> dict[str, torch.Tensor]:
         names = {name for op in ops for parts in op.weights.values() for name in parts}
-        weights = {name: _to_torch(self._read(name)).to(self.device) for name in sorted(names)}
-        return LoadedLayer(ops, weights, self.device)
+        return {name: _to_torch(self._read(name)).to(self.device) for name in sorted(names)}
 
 
 class LoadedLayer:
     """One decoder layer in memory."""
 
     def __init__(
-        self, ops: Sequence[OpCall], weights: dict[str, torch.Tensor], device: torch.device
+        self,
+        ops: Sequence[OpCall],
+        weights: dict[str, torch.Tensor],
+        device: torch.device,
+        stored: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> None:
         self._ops = ops
         self._weights = weights
+        self._stored = stored or {}
         self._device = device
         written = {name for op in ops for name in op.outputs}
         (self._entering,) = {name for op in ops for name in op.inputs} - written
@@ -165,6 +189,17 @@ class LoadedLayer:
         """Let the layer go on with other values of a weight."""
         assert values.shape == tuple(self._weights[name].shape), (name, values.shape)
         self._weights[name] = torch.from_numpy(values).to(self._device)
+
+    def quantized(
+        self, linears: Sequence[OpCall], stored: Mapping[str, npt.NDArray[Any]]
+    ) -> "LoadedLayer":
+        """Return this layer with `linears` in place of its ops of the same names.
+
+        `stored` are the tensors that a checkpoint has of them; what a target quantizes at build is
+        taken from the layer's own weights, which are shared.
+        """
+        ops = {op.name: op for op in self._ops} | {op.name: op for op in linears}
+        return LoadedLayer(tuple(ops.values()), self._weights, self._device, stored)
 
     @torch.inference_mode()
     def run(
@@ -203,6 +238,8 @@ class LoadedLayer:
         evaluate = graph.part(call.plugin, "reference").evaluate
         if isinstance(observer, LinearObserver) and len(call.weights["weight"]) > 1:
             output = self._fused(call, inputs[0])
+        elif call.attrs.get("quant", "none") != "none":
+            output = self._rounded(call, inputs[0])
         else:
             weights = {
                 role: torch.cat([self._weights[name] for name in names])
@@ -216,6 +253,19 @@ class LoadedLayer:
         elif isinstance(observer, KvObserver):
             observer.amax = max(observer.amax, float(extra["kv_cache"].abs().amax()))
         return output
+
+    def _rounded(self, call: OpCall, x: torch.Tensor) -> torch.Tensor:
+        """Evaluate a quantized linear; its reference rounds on the CPU."""
+        is_stored = call.attrs["stored_quantized"]
+        weights: dict[str, Any] = {}
+        for role, names in call.weights.items():
+            if is_stored and role != "bias":
+                weights[role] = [self._stored[name] for name in names]
+            else:
+                weights[role] = torch.cat([self._weights[name].cpu() for name in names])
+        evaluate = graph.part("linear", "reference").evaluate
+        output: torch.Tensor = evaluate(x.cpu(), **weights, **call.attrs)
+        return output.to(self._device)
 
     def _fused(self, call: OpCall, x: torch.Tensor) -> torch.Tensor:
         """Evaluate a linear of several modules one by one: no second copy of their weights."""

@@ -20,13 +20,14 @@ from llmc.builders.hf.config import read_json
 from llmc.builders.hf.preflight import HfModel, examine
 from llmc.builders.quantize.calibration import (
     Calibration,
+    ReadWhole,
     calibrate,
     calibration_reasons,
     needs_calibration,
-    settings_of,
 )
-from llmc.builders.rank_files import ReadWhole, write_rank_files
+from llmc.builders.rank_files import write_rank_files
 from llmc.checkpoint import (
+    MIXED_PRECISION,
     CheckpointConfig,
     Quantization,
     forbidden,
@@ -144,7 +145,6 @@ def convert(
                 config,
                 finished,
                 output_dir,
-                settings=settings_of(config),
                 progress=progress,
                 workers=workers,
             )
@@ -160,7 +160,7 @@ def _choice_reasons(config: CheckpointConfig, model_dir: Path) -> list[str]:
         reasons.append(f"dtype {config.dtype!r}, expected one of {', '.join(WEIGHT_DTYPES)}")
     if config.embedding_sharding_dim not in (0, 1):
         reasons.append(f"embedding_sharding_dim {config.embedding_sharding_dim}, expected 0 or 1")
-    if config.quantization.quant_algo in (None, *FORMATS):
+    if config.quantization.quant_algo in (None, MIXED_PRECISION, *FORMATS):
         reasons += [*unsplittable(config), *calibration_reasons(config, model_dir)]
     else:  # `forbidden` names it; a format that is not known splits nothing
         reasons += unsplittable(replace(config, quantization=Quantization()))

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.builders.hf.preflight import HfModel
-from llmc.builders.quantize.site import Settings, load_algorithm
+from llmc.builders.quantize.calibration import ReadWhole, settings_of
+from llmc.builders.quantize.site import load_algorithm
 from llmc.builders.quantize.source import TensorSource
 from llmc.builders.slicing import Slice, copy_slice, slices
 from llmc.checkpoint import (
@@ -35,7 +36,6 @@ from llmc.checkpoint import (
 )
 from llmc.errors import BuildError
 from llmc.log import Progress
-from llmc.quant.format import load_format
 from llmc.quant.layouts import arrange
 from llmc.weights import SafetensorsWriter
 
@@ -43,8 +43,6 @@ log = logging.getLogger(__name__)
 
 Task = Callable[[], None]
 Advance = Callable[[int], None]
-ReadWhole = Callable[[], npt.NDArray[Any]]
-"""Reads one finished tensor, unsplit."""
 
 
 def write_rank_files(
@@ -53,14 +51,12 @@ def write_rank_files(
     finished: Mapping[str, ReadWhole],
     output_dir: Path,
     *,
-    settings: Settings | None,
     progress: Progress,
     workers: int,
 ) -> None:
     """Write rank<N>.safetensors for every rank of `config` into `output_dir`.
 
-    `finished`: global name of a tensor that is quantized already → reading it. `settings` None:
-    nothing is quantized here.
+    `finished`: global name of a tensor that is quantized already → reading it.
     Raises: CheckpointError for a value that is not finite, BuildError when the disk is too small.
     """
     schemas = [list(tensor_schema(config, rank).values()) for rank in range(config.num_rank_files)]
@@ -90,7 +86,6 @@ def write_rank_files(
                 model=model,
                 config=config,
                 finished=finished,
-                settings=settings,
                 writers=writers,
                 advance=advance,
             )
@@ -105,7 +100,6 @@ class _Plan:
     model: HfModel
     config: CheckpointConfig
     finished: Mapping[str, ReadWhole]
-    settings: Settings | None
     writers: Sequence[SafetensorsWriter]
     advance: Advance
 
@@ -168,9 +162,10 @@ class _Plan:
         first_layer: int,
     ) -> None:
         """Round each rank's part of a weight by itself; takes the memory of the whole weight."""
-        assert self.settings is not None, module
-        algorithm = load_algorithm(self.settings.algo)
-        assert algorithm.quantize_weight is not None, self.settings.algo
+        settings = settings_of(self.config.quantization.of_module(module), self.config.dtype)
+        assert settings is not None, module
+        algorithm = load_algorithm(settings.algo)
+        assert algorithm.quantize_weight is not None, settings.algo
         name = f"{module}.weight"
         source = TensorSource(self.model, self.config.dtype).read(name)
         plain_config = replace(self.config, quantization=Quantization(), layout=None)
@@ -178,7 +173,7 @@ class _Plan:
         (plain,) = (spec for spec in tensor_specs(plain_config, rank) if spec.name == name)
         for tp_rank, writer in enumerate(writers):
             part = plain.part(source, tp_rank, len(writers))
-            tensors = algorithm.quantize_weight(module, part, self.settings)
+            tensors = algorithm.quantize_weight(module, part, settings)
             for spec in specs:
                 self._write(spec, tensors[spec.name], writer, first_layer)
 
@@ -190,10 +185,10 @@ class _Plan:
         first_layer: int,
     ) -> None:
         module, _, role = spec.name.rpartition(".")
-        layout, algo = self.config.layout, self.config.quantization.quant_algo
-        if layout is not None and role == "weight" and algo is not None:
-            form = load_format(algo)
-            if form.needs_layout and self.config.stored_format(module) is form:
+        layout = self.config.layout
+        if layout is not None and role == "weight":
+            form = self.config.stored_format(module)
+            if form is not None and form.needs_layout:
                 part = arrange(part, layout, bits=form.weight_bits)
         writer.write(spec.local_name(first_layer), np.asarray(part))
         self.advance(part.nbytes)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,13 +16,16 @@ from llmc.builders.hf.preflight import HfModel
 from llmc.builders.quantize.memory import peak_bytes
 from llmc.builders.quantize.site import Settings, load_algorithm
 from llmc.builders.quantize.source import TensorSource
-from llmc.builders.quantize.state import State
+from llmc.builders.quantize.state import STATE_PREFIX, State
 from llmc.builders.quantize.texts import CalibrationData, load_calibration
-from llmc.checkpoint import CheckpointConfig
+from llmc.checkpoint import MIXED_PRECISION, CheckpointConfig, Quantization, layer_linears
 from llmc.log import Progress
 from llmc.quant.format import load_format
 
 log = logging.getLogger(__name__)
+
+ReadWhole = Callable[[], npt.NDArray[Any]]
+"""Reads one finished tensor, unsplit."""
 
 _NEEDED = ("torch", "tokenizers")
 
@@ -46,9 +49,11 @@ class Calibration:
 def needs_calibration(config: CheckpointConfig) -> bool:
     """Say whether this quantization looks at activations."""
     quantization = config.quantization
-    algo = quantization.quant_algo
-    calibrates = algo is not None and load_format(algo).needs_calibration
-    return calibrates or quantization.kv_cache_quant_algo is not None
+    if quantization.kv_cache_quant_algo is not None:
+        return True
+    modules = quantization.quantized_layers.values()
+    algos = [one.quant_algo for one in modules or (quantization,)]
+    return any(load_format(algo).needs_calibration for algo in algos if algo is not None)
 
 
 def calibration_reasons(config: CheckpointConfig, model_dir: Path) -> list[str]:
@@ -64,14 +69,13 @@ def calibration_reasons(config: CheckpointConfig, model_dir: Path) -> list[str]:
     return reasons
 
 
-def settings_of(config: CheckpointConfig) -> Settings | None:
+def settings_of(quantization: Quantization, dtype: str) -> Settings | None:
     """Return what the algorithm is told, None when weights stay as they are."""
-    quantization = config.quantization
     if quantization.quant_algo is None:
         return None
     return Settings(
         algo=quantization.quant_algo,
-        dtype=config.dtype,
+        dtype=dtype,
         group_size=quantization.group_size,
         alpha=quantization.smoothquant_val,
     )
@@ -79,12 +83,54 @@ def settings_of(config: CheckpointConfig) -> Settings | None:
 
 def calibrate(
     model: HfModel, model_dir: Path, config: CheckpointConfig, what: Calibration, progress: Progress
-) -> Mapping[str, Callable[[], npt.NDArray[Any]]]:
+) -> Mapping[str, ReadWhole]:
     """Quantize what needs calibration; return, by global tensor name, how to read each result.
 
     Results are unsplit and do not depend on the mapping. They live in the state directory, where an
-    interrupted calibration goes on.
+    interrupted calibration goes on. With MIXED_PRECISION each format is calibrated for all modules,
+    as if it were the only one, and then taken where it is wanted.
     """
+    if config.quantization.quant_algo != MIXED_PRECISION:
+        return _calibrate_alike(model, model_dir, config, what, progress)
+    quantizations = {str(one.quant_algo): one for one in _module_quantizations(config).values()}
+    wanted = {"kv": Quantization(kv_cache_quant_algo=config.quantization.kv_cache_quant_algo)}
+    finished: dict[str, ReadWhole] = {}
+    for name, quantization in sorted((wanted | quantizations).items()):
+        alike = replace(config, quantization=quantization)
+        if not needs_calibration(alike):
+            continue
+        # Each has a place of its own: a place keeps the state of one calibration.
+        place = what.state_parent / f"{STATE_PREFIX}mixed" / name
+        found = _calibrate_alike(
+            model, model_dir, alike, replace(what, state_parent=place), progress
+        )
+        names = set(found)
+        if name != "kv":
+            modules = [
+                module
+                for module, one in _module_quantizations(config).items()
+                if one.quant_algo == name
+            ]
+            names = {tensor for one in modules for tensor in config.linear_tensors(one).values()}
+        finished |= {tensor: read for tensor, read in found.items() if tensor in names}
+    return finished
+
+
+def _module_quantizations(config: CheckpointConfig) -> dict[str, Quantization]:
+    """Return the quantization of each linear module of the layers that has one."""
+    layers = range(config.arch.num_hidden_layers)
+    names = [linear.name for layer in layers for linear in layer_linears(config.arch, layer)]
+    return {
+        name: config.quantization.of_module(name)
+        for name in names
+        if config.quantization.quantizes(name)
+    }
+
+
+def _calibrate_alike(
+    model: HfModel, model_dir: Path, config: CheckpointConfig, what: Calibration, progress: Progress
+) -> Mapping[str, ReadWhole]:
+    """Calibrate modules that are all quantized alike."""
     from llmc.builders.quantize.walk import Walk  # torch: only once it is needed
 
     data = load_calibration(
@@ -94,7 +140,7 @@ def calibrate(
         max_tokens=what.max_tokens,
         vocab_size=config.arch.vocab_size,
     )
-    settings = settings_of(config)
+    settings = settings_of(config.quantization, config.dtype)
     algorithm = None
     if settings is not None and load_format(settings.algo).needs_calibration:
         algorithm = load_algorithm(settings.algo)
@@ -116,7 +162,7 @@ def calibrate(
         state=state,
         progress=progress,
     ).run()
-    finished: dict[str, Callable[[], npt.NDArray[Any]]] = {}
+    finished: dict[str, ReadWhole] = {}
     for layer in range(config.arch.num_hidden_layers):
         file = state.layer_file(layer)
         finished |= {name: partial(file.read, name) for name in file.infos}
@@ -125,7 +171,7 @@ def calibrate(
 
 def _key(config: CheckpointConfig, what: Calibration, data: CalibrationData) -> str:
     """Return a digest of everything the calibrated tensors depend on."""
-    settings = settings_of(config)
+    settings = settings_of(config.quantization, config.dtype)
     parts = {
         "key": what.key,
         "arch": asdict(config.arch),

@@ -22,7 +22,7 @@ from llmc.weights import SafetensorsFile, SafetensorsWriter
 
 log = logging.getLogger(__name__)
 
-_PREFIX = ".calibration-"
+STATE_PREFIX = ".calibration-"
 
 
 class State:
@@ -38,8 +38,8 @@ class State:
 
         States of other keys in `parent` are removed: nothing will ever go on with them.
         """
-        directory = parent / f"{_PREFIX}{key[:16]}"
-        for other in parent.glob(f"{_PREFIX}*"):
+        directory = parent / f"{STATE_PREFIX}{key[:16]}"
+        for other in parent.glob(f"{STATE_PREFIX}*"):
             if other != directory:
                 log.info("%s: removed, it belongs to other settings", other)
                 shutil.rmtree(other)
@@ -96,7 +96,7 @@ class State:
 
 def remove_states(parent: Path) -> None:
     """Remove every state in `parent`: the result is elsewhere now."""
-    for directory in parent.glob(f"{_PREFIX}*"):
+    for directory in parent.glob(f"{STATE_PREFIX}*"):
         shutil.rmtree(directory)
 
 
