@@ -142,19 +142,19 @@ class Decoder:
         ops = self._layers[layer]
         return LoadedLayer(ops, self._load(ops), self.device)
 
-    def load_head(self) -> Callable[[Floats], torch.Tensor]:
+    def load_head(self) -> Callable[[Floats], Floats]:
         """Read what follows the last layer; return how hidden states [T, H] become logits."""
         ops = [op for op in self._after if op.plugin != "gather_last"]
         weights = self._load(ops)
 
         @torch.inference_mode()
-        def logits(hidden: Floats) -> torch.Tensor:
+        def logits(hidden: Floats) -> Floats:
             value = torch.from_numpy(hidden).to(self.device)
             for op in ops:
                 (own,) = (weights[name] for name in op.weights["weight"])
                 evaluate = graph.part(op.plugin, "reference").evaluate
                 value = evaluate(value, weight=own, **op.attrs)
-            return value
+            return value.cpu().numpy()
 
         return logits
 

@@ -13,7 +13,8 @@ from types import ModuleType
 from typing import Any, Literal
 
 from llmc import artifacts
-from llmc.arch import ModelArch
+from llmc.builders import automatic
+from llmc.builders.choices import alternatives_of
 from llmc.builders.convert import COPIED_FILES, convert, preflight
 from llmc.builders.hf.preflight import examine
 from llmc.builders.quantize.calibration import Calibration, needs_calibration
@@ -24,16 +25,11 @@ from llmc.checkpoint import (
     Checkpoint,
     CheckpointConfig,
     Quantization,
-    forbidden,
-    unsplittable,
 )
 from llmc.errors import CheckpointError, LlmcError, UnsupportedError
 from llmc.log import Progress
 from llmc.lookup import load
-from llmc.mapping import Mapping
-from llmc.quant import FORMATS
-from llmc.quant.format import load_format
-from llmc.recipes.schema import BuildRecipe, QuantizationRecipe, Recipe
+from llmc.recipes.schema import BuildRecipe, Recipe
 from llmc.stages import StageResult, run_stage, tool_version
 from llmc.targets import TARGETS
 
@@ -42,21 +38,22 @@ log = logging.getLogger(__name__)
 MODEL_SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".txt")
 """Files of a Hugging Face directory that can reach the checkpoint: config, weights, tokenizer."""
 
-DEFAULT_LAYOUT = "sm80"
-"""Where a format has no portable layout and none is named: what most GPUs read."""
-
 _COMPILER_ROOMS = ("builders", "plugins", "quant", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """A recipe that was checked against its model and its target."""
+    """A recipe that was checked against its model and its target.
+
+    With `candidates` the quantization is still to be chosen among them.
+    """
 
     recipe: Recipe
     choices: dict[str, Any]
     config: CheckpointConfig
     limits: BuildLimits
     target: ModuleType
+    candidates: tuple[Quantization, ...] = ()
 
 
 def build(
@@ -77,13 +74,18 @@ def build(
     recipe cannot be built.
     """
     plan = _check(recipe, for_engine=until == "engine")
+    results = []
+    if plan.candidates:
+        results.append(_measure_sensitivities(plan, output / "sensitivity", progress, force))
+        report(results[-1])
+        plan = _choose(plan, results[-1].directory)
     checkpoint = _build_checkpoint(plan, output / "checkpoint", progress, workers, force)
     report(checkpoint)
-    if until == "checkpoint":
-        return (checkpoint,)
-    engine = _build_engine(plan, checkpoint, output / "engine", progress, force)
-    report(engine)
-    return (checkpoint, engine)
+    results.append(checkpoint)
+    if until == "engine":
+        results.append(_build_engine(plan, checkpoint, output / "engine", progress, force))
+        report(results[-1])
+    return tuple(results)
 
 
 def resolve_limits(build: BuildRecipe, max_position_embeddings: int) -> BuildLimits:
@@ -145,93 +147,44 @@ def _check(recipe: Recipe, *, for_engine: bool) -> _Plan:
     if model is None:
         raise _model_error(recipe.model, model_reasons)
     model.weights.close()
+    dtype = recipe.dtype or model.dtype
     try:
-        choices = _choices(recipe, model.arch, recipe.dtype or model.dtype)
+        alternatives = alternatives_of(recipe, model.arch, dtype)
     except UnsupportedError as error:
         raise UnsupportedError(
             f"{recipe.model}: this recipe cannot be built",
-            [*model_reasons, error.message],
+            [*model_reasons, *(error.reasons or (error.message,))],
             error.hint,
         ) from error
-    found = preflight(recipe.model, **choices)
+    found = [reason for choices, _ in alternatives for reason in preflight(recipe.model, **choices)]
+    found = list(dict.fromkeys(found))
     if model_reasons:
         raise _model_error(recipe.model, found)
-    config = CheckpointConfig(arch=model.arch, **{**choices, "dtype": recipe.dtype or model.dtype})
+    configs = [
+        CheckpointConfig(arch=model.arch, **{**choices, "dtype": dtype})
+        for choices, _ in alternatives
+    ]
+    candidates = tuple(one for _, one in alternatives if one is not None)
+    if candidates and not found:
+        target_bits = recipe.quantization.target_bits
+        assert target_bits is not None
+        found = automatic.budget_reasons(configs[0], candidates, target_bits)
     limits = resolve_limits(recipe.build, model.arch.max_position_embeddings)
     reasons = [*found, *limit_reasons(limits, model.arch.max_position_embeddings)]
     if for_engine and not found:
-        reasons += target.unsupported(config, limits)
+        reasons += [reason for one in configs for reason in target.unsupported(one, limits)]
     if reasons:
+        reasons = list(dict.fromkeys(reasons))
         raise UnsupportedError(f"{recipe.model}: this recipe cannot be built", reasons)
-    _announce(recipe, config, limits)
-    return _Plan(recipe=recipe, choices=choices, config=config, limits=limits, target=target)
-
-
-def _choices(recipe: Recipe, arch: ModelArch, dtype: str) -> dict[str, Any]:
-    """Return the recipe's checkpoint part in the words of convert; `dtype` is what None means."""
-    mapping = Mapping(
-        tp_size=recipe.mapping.tp,
-        pp_size=recipe.mapping.pp,
-        moe_tp_size=recipe.mapping.moe_tp,
-        moe_ep_size=recipe.mapping.moe_ep,
+    _announce(recipe, configs[0], limits)
+    return _Plan(
+        recipe=recipe,
+        choices=alternatives[0][0],
+        config=configs[0],
+        limits=limits,
+        target=target,
+        candidates=candidates,
     )
-    quantization, layout = choose_quantization(recipe.quantization, arch, mapping, dtype)
-    return {
-        "dtype": recipe.dtype,
-        "mapping": mapping,
-        "quantization": quantization,
-        "use_parallel_embedding": recipe.mapping.use_parallel_embedding,
-        "embedding_sharding_dim": recipe.mapping.embedding_sharding_dim,
-        "layout": layout,
-    }
-
-
-def choose_quantization(
-    wanted: QuantizationRecipe, arch: ModelArch, mapping: Mapping, dtype: str
-) -> tuple[Quantization, str | None]:
-    """Fill in what the recipe leaves open: group size, and the layout of what has no portable one.
-
-    The largest group size that fits the model and its split is taken. An unknown algorithm is kept:
-    `forbidden` has the words for it.
-    """
-    if wanted.algo is not None and wanted.algo not in FORMATS:
-        unknown = Quantization(quant_algo=wanted.algo, kv_cache_quant_algo=wanted.kv_cache)
-        return unknown, wanted.layout
-    form = load_format(wanted.algo) if wanted.algo is not None else None
-    layout: str | None = wanted.layout
-    if form is not None and layout is None:
-        if form.needs_layout and form.in_checkpoint == "quantized":
-            layout = DEFAULT_LAYOUT
-            log.info("layout: %s, as %s has no portable one", layout, form.algo)
-    sizes: list[int | None] = [wanted.group_size]
-    if form is not None and wanted.group_size is None and form.group_sizes:
-        sizes = [*sorted(form.group_sizes, reverse=True)]
-    fitting = quantizations = [
-        replace(
-            Quantization.of(
-                wanted.algo, wanted.kv_cache, group_size=size, exclude_modules=wanted.exclude
-            ),
-            smoothquant_val=wanted.alpha,
-        )
-        for size in sizes
-    ]
-    if len(sizes) > 1:
-        fitting = [
-            choice
-            for choice in quantizations
-            if not _misfits(
-                CheckpointConfig(
-                    arch=arch, dtype=dtype, mapping=mapping, quantization=choice, layout=layout
-                )
-            )
-        ]
-        if fitting:
-            log.info("group_size: %d, the largest that fits", fitting[0].group_size)
-    return (fitting or quantizations)[0], layout
-
-
-def _misfits(config: CheckpointConfig) -> list[str]:
-    return unsplittable(config) or forbidden(config)
 
 
 def _model_error(model_dir: Path, reasons: list[str]) -> LlmcError:
@@ -244,7 +197,7 @@ def _announce(recipe: Recipe, config: CheckpointConfig, limits: BuildLimits) -> 
     log.info(
         "%s: %s, %d layers, %s, quantization %s",
         *(recipe.model, arch.architecture, arch.num_hidden_layers, config.dtype),
-        config.quantization.quant_algo or "none",
+        recipe.quantization.algo or "none",
     )
     log.info(
         "target %s: up to %d sequences of %d tokens, prompts up to %d",
@@ -265,16 +218,7 @@ def _build_checkpoint(
     }
     calibration = None
     if needs_calibration(plan.config):
-        wanted = recipe.quantization.calibration
-        inputs["calibration"] = digest_of(wanted.data)
-        settings["calibration"] = {"samples": wanted.samples, "max_tokens": wanted.max_tokens}
-        calibration = Calibration(
-            state_parent=final.parent,
-            key=f"{inputs['model']} {tools['llmc']}",
-            data=wanted.data,
-            samples=wanted.samples,
-            max_tokens=wanted.max_tokens,
-        )
+        calibration = _calibration(plan, final, inputs, settings, tools)
 
     def work(staging: Path) -> None:
         convert(
@@ -292,6 +236,62 @@ def _build_checkpoint(
     # Only now is the checkpoint where it belongs; until here a calibration could go on.
     remove_states(final.parent)
     return result
+
+
+def _calibration(
+    plan: _Plan,
+    final: Path,
+    inputs: dict[str, str],
+    settings: dict[str, Any],
+    tools: dict[str, str],
+) -> Calibration:
+    """Return what the recipe calibrates with, and add it to what the stage depends on."""
+    wanted = plan.recipe.quantization.calibration
+    inputs["calibration"] = digest_of(wanted.data)
+    settings["calibration"] = {"samples": wanted.samples, "max_tokens": wanted.max_tokens}
+    return Calibration(
+        state_parent=final.parent,
+        key=f"{inputs['model']} {tools['llmc']}",
+        data=wanted.data,
+        samples=wanted.samples,
+        max_tokens=wanted.max_tokens,
+    )
+
+
+def _measure_sensitivities(
+    plan: _Plan, final: Path, progress: Progress, force: bool
+) -> StageResult:
+    tools = {"llmc": tool_version(*_COMPILER_ROOMS)}
+    inputs = {"model": digest_model(plan.recipe.model)}
+    settings: dict[str, Any] = {
+        "dtype": plan.config.dtype,
+        "candidates": [one.to_json() for one in plan.candidates],
+    }
+    calibration = _calibration(plan, final, inputs, settings, tools)
+    return run_stage(
+        final,
+        lambda staging: automatic.measure(
+            plan.recipe.model, plan.config, plan.candidates, calibration, staging, progress
+        ),
+        stage="sensitivity",
+        inputs=inputs,
+        recipe=settings,
+        tools=tools,
+        force=force,
+    )
+
+
+def _choose(plan: _Plan, sensitivity: Path) -> _Plan:
+    """Return the plan with the best quantization within the recipe's budget."""
+    target_bits = plan.recipe.quantization.target_bits
+    assert target_bits is not None
+    quantization, line = automatic.choose(
+        sensitivity, plan.config.arch, plan.candidates, target_bits
+    )
+    log.info("%s", line)
+    layout = automatic.needed_layout(quantization, plan.recipe.quantization.layout)
+    chosen: dict[str, Any] = {"quantization": quantization, "layout": layout}
+    return replace(plan, choices={**plan.choices, **chosen}, config=replace(plan.config, **chosen))
 
 
 def _build_engine(

@@ -21,6 +21,7 @@ FLAGS: dict[str, str] = {
     "--model": "model",
     "--dtype": "dtype",
     "--quant": "quantization.algo",
+    "--target-bits": "quantization.target_bits",
     "--kv-cache": "quantization.kv_cache",
     "--calibration": "quantization.calibration.data",
     "--layout": "quantization.layout",
@@ -62,7 +63,12 @@ def build(
     ] = None,
     quant: Annotated[
         str | None,
-        typer.Option(metavar="ALGO", help="Quantization of the weights, e.g. W8A16, W4A16_AWQ."),
+        typer.Option(
+            metavar="ALGO", help="Quantization of the weights, e.g. W8A16; auto: per layer."
+        ),
+    ] = None,
+    target_bits: Annotated[
+        float | None, typer.Option(metavar="BITS", help="auto: most bits a weight has on average.")
     ] = None,
     kv_cache: Annotated[
         str | None, typer.Option(metavar="ALGO", help="Quantization of the KV cache: INT8, FP8.")
@@ -116,6 +122,8 @@ def build(
 
     llmc build ./smollm2 -o out --quant W4A16_AWQ --kv-cache INT8 --calibration chats.jsonl
 
+    llmc build ./smollm2 -o out --quant auto --target-bits 6.0
+
     llmc build cpu-w8a16 --model ./smollm2 -o out --set build.max_batch_size=16
 
     llmc build recipe.yaml -o out --until checkpoint --tp 3
@@ -126,6 +134,7 @@ def build(
         "--model": None if model is None else str(model),
         "--dtype": dtype,
         "--quant": quant,
+        "--target-bits": target_bits,
         "--kv-cache": kv_cache,
         "--calibration": None if calibration is None else str(calibration),
         "--layout": layout,
@@ -209,7 +218,7 @@ def run(
     from llmc.log import NullProgress, Progress
     from llmc.stages import exclusive, require_replaceable
 
-    for name in ("checkpoint", "engine", "gate", "model_repo"):
+    for name in ("sensitivity", "checkpoint", "engine", "gate", "model_repo"):
         require_replaceable(output / name)
     results: list[StageResult] = []
     aside = failed_kept_aside(output, allow_ungated=allow_ungated)

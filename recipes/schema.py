@@ -42,7 +42,18 @@ class QuantizationRecipe(_Part):
 
     algo: str | None = Field(
         default=None,
-        description="Quantization algorithm of the weights, e.g. W8A16; none: stored as `dtype`.",
+        description="Quantization algorithm of the weights, e.g. W8A16, or auto: by layer; none:"
+        " stored as `dtype`.",
+    )
+    target_bits: float | None = Field(
+        default=None,
+        gt=0,
+        description="auto: most bits of a layer's weight on average, scales included.",
+    )
+    candidates: tuple[str, ...] = Field(
+        default=("W4A16_AWQ", "FP8"),
+        strict=False,
+        description="auto: what a layer's attention or MLP may be quantized to, or left as it is.",
     )
     kv_cache: str | None = Field(
         default=None, description="Quantization of the KV cache; none: stored as `dtype`."
