@@ -18,6 +18,7 @@ from typing import Any
 
 from llmc.builders.hf.config import read_json
 from llmc.builders.hf.preflight import HfModel, examine
+from llmc.builders.hf.prequantized import model as prequantized
 from llmc.builders.quantize.calibration import (
     Calibration,
     ReadWhole,
@@ -87,7 +88,8 @@ def preflight(
                 embedding_sharding_dim=embedding_sharding_dim,
                 layout=layout,
             )
-            reasons += _choice_reasons(config, model_dir)
+            config, more = prequantized.adopt(config, model.prequantized)
+            reasons += more + _choice_reasons(config, model, model_dir)
         return reasons
 
 
@@ -107,10 +109,11 @@ def convert(
 ) -> CheckpointConfig:
     """Write the checkpoint of `model_dir` into the existing, empty `output_dir`.
 
-    `dtype` None keeps the model's. `layout` permutes weight-only weights for one GPU generation.
-    `calibration` is for quantizations that need one. `workers` threads work on tensors of all rank
-    files at once; each takes about 48 MiB, or a whole weight where it is rounded. On any failure
-    every file written here is removed again.
+    `dtype` None keeps the model's. A model that is quantized already keeps its numbers, and
+    `quantization` must ask for nothing else. `layout` permutes weight-only weights for one GPU
+    generation. `calibration` is for quantizations that need one. `workers` threads work on tensors
+    of all rank files at once; each takes about 48 MiB, or a whole weight where it is rounded or was
+    quantized. On any failure every file written here is removed again.
     Raises: CheckpointError when the model is at fault, UnsupportedError when the choices are,
     BuildError when the disk is too small, RecipeError when the calibration text is at fault.
     """
@@ -130,14 +133,17 @@ def convert(
             embedding_sharding_dim=embedding_sharding_dim,
             layout=layout,
         )
-        reasons = _choice_reasons(config, model_dir)
+        config, reasons = prequantized.adopt(config, model.prequantized)
+        reasons += _choice_reasons(config, model, model_dir)
         if reasons:
             raise UnsupportedError(f"{model_dir}: cannot be converted this way", reasons)
         if dtype is None:
             log.info("dtype: %s, as the model was saved", config.dtype)
         with _removing_on_failure(output_dir):
             finished: Mapping[str, ReadWhole] = {}
-            if needs_calibration(config):
+            if model.prequantized is not None:
+                finished = prequantized.finished(model.prequantized, model.weights, config)
+            elif needs_calibration(config):
                 assert calibration is not None, config.quantization
                 finished = calibrate(model, model_dir, config, calibration, progress)
             write_rank_files(
@@ -153,7 +159,7 @@ def convert(
     return config
 
 
-def _choice_reasons(config: CheckpointConfig, model_dir: Path) -> list[str]:
+def _choice_reasons(config: CheckpointConfig, model: HfModel, model_dir: Path) -> list[str]:
     """Return what stands in the way of the chosen dtype, mapping and quantization."""
     reasons = []
     if config.dtype not in WEIGHT_DTYPES:
@@ -161,7 +167,9 @@ def _choice_reasons(config: CheckpointConfig, model_dir: Path) -> list[str]:
     if config.embedding_sharding_dim not in (0, 1):
         reasons.append(f"embedding_sharding_dim {config.embedding_sharding_dim}, expected 0 or 1")
     if config.quantization.quant_algo in (None, MIXED_PRECISION, *FORMATS):
-        reasons += [*unsplittable(config), *calibration_reasons(config, model_dir)]
+        reasons += unsplittable(config)
+        if model.prequantized is None:
+            reasons += calibration_reasons(config, model_dir)
     else:  # `forbidden` names it; a format that is not known splits nothing
         reasons += unsplittable(replace(config, quantization=Quantization()))
     reasons += forbidden(config)
