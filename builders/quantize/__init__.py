@@ -9,6 +9,8 @@
 | state | what survives a kill: hidden states and finished layers |
 | walk | layer after layer, in the memory of one |
 | memory | how much that is |
+| mixed | which format each layer gets, within a budget of bits |
+| sensitivity | what each format costs each layer alone |
 
 What the stored numbers mean is llmc.quant's part; algorithms choose them.
 """

@@ -9,6 +9,7 @@
 | reference | the unquantized engine, made once a model and kept in the cache |
 | thresholds | limits by quantization, and the verdict |
 | record | measurement.json, gate.json, and whether an engine may be served |
+| sensitivity | which layers a mixed engine was told apart by |
 | report, plot | the same for people |
 | step | the stage of a build that does it all |
 """

@@ -1,8 +1,9 @@
-"""The gate for people: report.md with its numbers, and a plot of divergence by position."""
+"""The gate for people: report.md with its numbers, and plots by position and by layer."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from llmc.gate import sensitivity
 from llmc.gate.plot import line_chart
 from llmc.gate.record import Gate, Measurement, TextMeasurement
 
@@ -10,8 +11,10 @@ REPORT_NAME = "report.md"
 PLOT_NAME = "kl-by-position.svg"
 
 
-def write_report(gate: Gate, directory: Path) -> None:
-    """Write report.md and, when there is a reference, the plot it shows."""
+def write_report(
+    gate: Gate, directory: Path, layers: sensitivity.LayerSensitivity | None = None
+) -> None:
+    """Write report.md and its plots: by position with a reference, by layer where it is known."""
     measurement = gate.measurement
     lines = [f"# Quality gate: {gate.verdict}", "", _subject(measurement), ""]
     lines += [*_table(gate), ""]
@@ -32,6 +35,9 @@ def write_report(gate: Gate, directory: Path) -> None:
         chart = line_chart("Divergence by position", "position in the window", "mean KL", series)
         plot.write_text(chart, encoding="utf-8")
         lines += [f"![mean KL by position]({PLOT_NAME})", ""]
+    (directory / sensitivity.PLOT_NAME).unlink(missing_ok=True)
+    if layers is not None:
+        lines += sensitivity.write_sensitivity(layers, directory)
     for text in measurement.texts:
         lines += _worst(text)
     lines += [

@@ -21,6 +21,7 @@ from llmc.gate.record import (
 )
 from llmc.gate.reference import Reference, choose_reference, open_engine, read_config
 from llmc.gate.report import write_report
+from llmc.gate.sensitivity import read_sensitivity
 from llmc.gate.thresholds import judge, resolve_thresholds
 from llmc.log import Progress
 from llmc.recipes.schema import GateRecipe, Recipe
@@ -111,7 +112,8 @@ def run_gate(
     )
     measurement = read_measurement(gate_dir)
     gate = judge(measurement, resolve_thresholds(measurement, recipe))
-    write_report(gate, gate_dir)
+    layers = read_sensitivity(gate_dir.parent, read_config(engine_dir).quantization)
+    write_report(gate, gate_dir, layers)
     write_record(engine_dir / GATE_NAME, gate)
     return GateResult(stage=stage, gate=gate)
 
