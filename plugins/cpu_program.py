@@ -37,6 +37,7 @@ FLAG_LOGITS_ROWS = 1
 FLAG_GATED = 2
 FLAG_INTEGER_ROWS = 4
 FLAG_ROW_SCALES = 8
+FLAG_FLOAT_ROWS = 16
 
 KV_CACHE = "@kv_cache"
 """Stands in `CpuOp.tensors` for the KV pool of layer `CpuOp.layer`."""
@@ -49,8 +50,8 @@ class CpuOp:
     """One kernel call. `dims`, `params` and `tensors` are what the kernel's source says they are.
 
     `outputs` has at most one value; an op that works in place or into the KV pool has none.
-    `gated`, `integer_rows` and `row_scales` are a linear's (plugins/linear/csrc/linear.cpp),
-    `group` and `peer` belong to collectives.
+    `gated` to `float_rows` are flags of a linear (plugins/linear/csrc/linear.cpp), `group` and
+    `peer` belong to collectives.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class CpuOp:
     gated: bool = False
     integer_rows: bool = False
     row_scales: bool = False
+    float_rows: bool = False
     dims: tuple[int, ...] = ()
     params: tuple[float, ...] = ()
     tensors: tuple[str | None, ...] = ()

@@ -54,18 +54,14 @@ static inline void load_pair(const void* panel, int64_t pair, int v, vf& even, v
         even = load_f16(p);
         odd = load_f16(p + PANEL);
     } else if constexpr (TYPE == LLMC_I4 || TYPE == LLMC_F4) {
-        typedef int8_t bytes __attribute__((vector_size(W), may_alias));
-        bytes packed;
-        memcpy(&packed, static_cast<const int8_t*>(panel) + paired_vector(pair, v) / 2, W);
-        const vi wide = __builtin_convertvector(packed, vi);
+        const uint8_t* bytes = static_cast<const uint8_t*>(panel) + paired_vector(pair, v) / 2;
+        const vi wide = widen_unsigned(bytes);
         if constexpr (TYPE == LLMC_I4) {
             even = __builtin_convertvector((wide << 28) >> 28, vf);
             odd = __builtin_convertvector((wide << 24) >> 28, vf);
         } else {
-            // Sign, exponent and mantissa where a float has them; the factor moves the exponent's
-            // bias, which is exact, denormals included.
-            even = (vf)(((wide << 28) >> 6) & (int32_t)0x81c00000) * 0x1p126f;
-            odd = (vf)(((wide << 24) >> 6) & (int32_t)0x81c00000) * 0x1p126f;
+            even = e2m1_to_f32(wide);
+            odd = e2m1_to_f32(wide >> 4);
         }
     } else {
         const int64_t offset = paired_vector(pair, v);
@@ -108,28 +104,26 @@ struct Groups {
     const float* values;  // null: the panel's weights are what they are
     int64_t size;
     bool zeros;
+
+    const float* of(int64_t k) const { return values + k / size * PANEL * (zeros ? 2 : 1); }
 };
 
-// unpack(), each weight times its scale plus its zero.
+// unpack(), each weight times its group's scale.
 template <int TYPE>
 static inline void unpack_grouped(const void* panel, const Groups& groups, int64_t k_begin,
                                   int64_t k_count, float* out) {
     for (int64_t k = k_begin, end; k < k_begin + k_count; k = end) {
-        const int64_t group = k / groups.size;
-        end = (group + 1) * groups.size;
+        end = (k / groups.size + 1) * groups.size;
         if (end > k_begin + k_count) end = k_begin + k_count;
-        const float* values = groups.values + group * PANEL * (groups.zeros ? 2 : 1);
-        vf scale[VECTORS], zero[VECTORS];
-        for (int v = 0; v < VECTORS; v++) {
-            scale[v] = load(values + v * W);
-            zero[v] = groups.zeros ? load(values + PANEL + v * W) : vf{};
-        }
+        const float* values = groups.of(k);
+        vf scale[VECTORS];
+        for (int v = 0; v < VECTORS; v++) scale[v] = load(values + v * W);
         for (int64_t pair = k / 2; pair < end / 2; pair++, out += 2 * PANEL) {
             for (int v = 0; v < VECTORS; v++) {
                 vf even, odd;
                 load_pair<TYPE>(panel, pair, v, even, odd);
-                store(out + v * W, fma(even, scale[v], zero[v]));
-                store(out + PANEL + v * W, fma(odd, scale[v], zero[v]));
+                store(out + v * W, even * scale[v]);
+                store(out + PANEL + v * W, odd * scale[v]);
             }
         }
     }

@@ -189,6 +189,8 @@ class _Packed:
             gated=self.gated,
             integer_rows=self.rounding.number == "int8",
             row_scales=self.rounding.scale is None,
+            # 16 bits cannot hold all of e4m3 beside its largest.
+            float_rows=type == "int4" and self.rounding.number == "e4m3",
             dims=dims,
             tensors=tuple(tensors),
         )

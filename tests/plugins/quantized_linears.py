@@ -9,6 +9,7 @@ import numpy.typing as npt
 from llmc.dtypes import numpy_dtype
 from llmc.plugins import native
 from llmc.plugins.cpu_program import (
+    FLAG_FLOAT_ROWS,
     FLAG_GATED,
     FLAG_INTEGER_ROWS,
     FLAG_ROW_SCALES,
@@ -145,7 +146,8 @@ class QuantizedLinear:
             output=places[op.outputs[0]],
             flags=FLAG_GATED * op.gated
             | FLAG_INTEGER_ROWS * op.integer_rows
-            | FLAG_ROW_SCALES * op.row_scales,
+            | FLAG_ROW_SCALES * op.row_scales
+            | FLAG_FLOAT_ROWS * op.float_rows,
         )
         found.dim[: len(op.dims)] = op.dims
         found.param[: len(op.params)] = op.params

@@ -57,7 +57,8 @@ def tolerance(algo: str, instruction_set: str) -> float:
     """Absolute, for outputs of about 1: as in test_linear_cpu; rounded inputs lose nothing more."""
     if algo == "W8A16":
         return 2e-2 if instruction_set.endswith("amx") else 5e-4
-    return 2e-5
+    # Rows are rounded to 16 bits beside INT4 weights.
+    return 5e-4 if algo.startswith("W4A16") else 2e-5
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)

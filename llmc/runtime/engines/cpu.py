@@ -19,6 +19,7 @@ from llmc.plugins import native
 from llmc.plugins.cpu_file import EngineFile
 from llmc.plugins.cpu_program import (
     COLLECTIVES,
+    FLAG_FLOAT_ROWS,
     FLAG_GATED,
     FLAG_INTEGER_ROWS,
     FLAG_LOGITS_ROWS,
@@ -143,7 +144,8 @@ class CpuEngine:
             flags=(FLAG_LOGITS_ROWS if rows == "L" else 0)
             | (FLAG_GATED if op.gated else 0)
             | (FLAG_INTEGER_ROWS if op.integer_rows else 0)
-            | (FLAG_ROW_SCALES if op.row_scales else 0),
+            | (FLAG_ROW_SCALES if op.row_scales else 0)
+            | (FLAG_FLOAT_ROWS if op.float_rows else 0),
         )
         found.dim[: len(op.dims)] = op.dims
         found.param[: len(op.params)] = op.params
