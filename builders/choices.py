@@ -17,10 +17,23 @@ log = logging.getLogger(__name__)
 
 
 def alternatives_of(
-    recipe: Recipe, arch: ModelArch, dtype: str
+    recipe: Recipe, arch: ModelArch, dtype: str, own: Quantization | None = None
 ) -> list[tuple[dict[str, Any], Quantization | None]]:
-    """Return what the recipe may become: one choice, or with `auto` each candidate everywhere."""
+    """Return what the recipe may become: one choice, or with `auto` each candidate everywhere.
+
+    `own` is the quantization the model already has; `preflight` refuses any other.
+    """
     wanted = recipe.quantization
+    if own is not None and wanted.algo in (None, own.quant_algo):
+        for key in ("exclude", "group_size"):
+            if getattr(wanted, key) is not None:
+                raise UnsupportedError(
+                    f"quantization.{key}: the model is quantized already; leave it out"
+                )
+        one = wanted.model_copy(update={"algo": own.quant_algo, "group_size": own.group_size})
+        choices = _choices(recipe, one, arch, dtype)
+        kept = replace(own, kv_cache_quant_algo=wanted.kv_cache or own.kv_cache_quant_algo)
+        return [({**choices, "quantization": kept}, None)]
     reasons = automatic.recipe_reasons(wanted)
     if reasons:
         raise UnsupportedError("quantization", reasons)

@@ -54,6 +54,7 @@ class _Plan:
     limits: BuildLimits
     target: ModuleType
     candidates: tuple[Quantization, ...] = ()
+    is_prequantized: bool = False
 
 
 def build(
@@ -149,7 +150,8 @@ def _check(recipe: Recipe, *, for_engine: bool) -> _Plan:
     model.weights.close()
     dtype = recipe.dtype or model.dtype
     try:
-        alternatives = alternatives_of(recipe, model.arch, dtype)
+        own = model.prequantized.quantization if model.prequantized is not None else None
+        alternatives = alternatives_of(recipe, model.arch, dtype, own)
     except UnsupportedError as error:
         raise UnsupportedError(
             f"{recipe.model}: this recipe cannot be built",
@@ -184,6 +186,7 @@ def _check(recipe: Recipe, *, for_engine: bool) -> _Plan:
         limits=limits,
         target=target,
         candidates=candidates,
+        is_prequantized=model.prequantized is not None,
     )
 
 
@@ -197,7 +200,7 @@ def _announce(recipe: Recipe, config: CheckpointConfig, limits: BuildLimits) -> 
     log.info(
         "%s: %s, %d layers, %s, quantization %s",
         *(recipe.model, arch.architecture, arch.num_hidden_layers, config.dtype),
-        recipe.quantization.algo or "none",
+        recipe.quantization.algo or config.quantization.quant_algo or "none",
     )
     log.info(
         "target %s: up to %d sequences of %d tokens, prompts up to %d",
@@ -217,7 +220,7 @@ def _build_checkpoint(
         "mapping": recipe.mapping.model_dump(mode="json"),
     }
     calibration = None
-    if needs_calibration(plan.config):
+    if needs_calibration(plan.config) and not plan.is_prequantized:
         calibration = _calibration(plan, final, inputs, settings, tools)
 
     def work(staging: Path) -> None:

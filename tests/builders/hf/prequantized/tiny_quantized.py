@@ -4,6 +4,7 @@ Everything is packed here by the libraries' published rules, number by number, n
 """
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def make(
     quantize: Quantize, settings: dict[str, Any], *, plain: tuple[str, ...] = (), **sizes: Any
 ) -> tuple[dict[str, Any], Tensors, Tensors]:
     """Return config.json, the tensors of a model quantized so, and its weights as float32."""
-    config = tiny_config(**{**SIZES, **sizes}, quantization_config=settings)
+    config = tiny_config(**{**SIZES, **sizes}, quantization_config=deepcopy(settings))
     tensors: Tensors = tiny_tensors(config, "float16")
     weights: Tensors = {name: value.astype(np.float32) for name, value in tensors.items()}
     generator = np.random.default_rng(7)
