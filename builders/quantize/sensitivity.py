@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from llmc.builders.quantize.site import Floats
 from llmc.builders.quantize.source import TensorSource
 from llmc.builders.quantize.texts import CalibrationData, load_calibration
 from llmc.checkpoint import CheckpointConfig, Quantization
+from llmc.errors import BuildError
 from llmc.log import Progress
 from llmc.mapping import Mapping as RankMapping
 from llmc.plugins.graph import OpCall
@@ -59,7 +61,7 @@ def measure_sensitivities(
 
     `config` has dtype and architecture. Calibrated tensors stay in the state directory of `what`,
     where the conversion finds them. Hidden states of variants lie in `scratch`.
-    Raises: what calibration raises.
+    Raises: what calibration raises, BuildError when the disk is too small.
     """
     plain = replace(config, mapping=RankMapping(), quantization=Quantization(), layout=None)
     num_groups = sum(1 for _ in module_groups(config.arch))
@@ -136,6 +138,11 @@ def _walk(
     num_variants = len(names) * len(formats)
     log.info("sensitivity: %d variants of %d tokens", num_variants, data.num_tokens)
     hidden = decoder.embed(np.concatenate(data.sequences))
+    needed, free = num_variants * hidden.nbytes, disk_usage(path.parent).free
+    if needed > free:
+        # A write through the map would end the process, not raise.
+        needed_gib, free_gib = needed / 2**30, free / 2**30
+        raise BuildError(f"{path.parent}: {free_gib:.1f} GiB free, expected {needed_gib:.1f} GiB")
     shape = (num_variants, *hidden.shape)
     variants: Floats = np.memmap(path, np.float32, "w+", shape=shape)
     added = each * len(formats)
