@@ -11,6 +11,8 @@
 | network | the checkpoint's config as a graph of plugins |
 | targets | turning network and weights into an engine |
 | pipeline | the stages in order, each written once and reused |
+| choices | a recipe in the words of convert |
+| automatic | quantization `auto`: measured, then chosen within a budget |
 """
 
 __all__: list[str] = []
