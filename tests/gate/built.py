@@ -1,9 +1,11 @@
 """Tiny random engines, built as `llmc build` does, and texts their tokenizer knows."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from llmc import artifacts
 from llmc.builders import pipeline
@@ -13,6 +15,9 @@ from llmc.log import NullProgress
 from llmc.plugins.cpu_file import EngineFile
 from llmc.recipes.loader import Override, load_recipe, parse_set
 from llmc.recipes.schema import Recipe
+from llmc.weights import SafetensorsFile, SafetensorsWriter
+
+FloatArray = npt.NDArray[np.float32]
 
 
 def write_text(path: Path, *, seed: int = 0, num_words: int = 200) -> Path:
@@ -52,18 +57,46 @@ def gate(recipe: Recipe, output: Path, *, force: bool = False) -> GateResult:
     )
 
 
+def enlarge_channels(model: Path, *, step: int, factor: float) -> None:
+    """Make every `step`-th input channel of the MLPs `factor` times as large, by their norms."""
+    path = model / "model.safetensors"
+    old = SafetensorsFile.open(path)
+    values = {name: old.read(name).copy() for name in old.infos}
+    old.close()
+    path.unlink()
+    with SafetensorsWriter(path, list(old.infos.values()), {"format": "pt"}) as writer:
+        for name, value in values.items():
+            if name.endswith("post_attention_layernorm.weight"):
+                value[::step] *= np.float32(factor)
+            writer.write(name, value)
+
+
 def scale_engine(engine: Path, module: str, factor: float) -> None:
-    """Multiply the scales of one module, as a mistake in quantizing it would.
+    """Multiply the scales of one module, as a mistake in quantizing it would."""
+    changed = change_engine(engine, module, "scale", lambda values: values * np.float32(factor))
+    assert changed == 1
+
+
+def drop_prequant_scales(engine: Path) -> None:
+    """Let every module's inputs in as they are, though its weights were scaled for other ones."""
+    assert change_engine(engine, "", ".input.factor", np.ones_like)
+
+
+def change_engine(
+    engine: Path, module: str, suffix: str, change: Callable[[FloatArray], FloatArray]
+) -> int:
+    """Change the float32 tensors of an engine that `module` and `suffix` name; return how many.
 
     The manifest is made anew, gate.json is left: to everyone but the gate this engine is intact.
     """
     path = engine / "rank0.engine"
     tensors: dict[str, Any] = dict(EngineFile.open(path).tensors)
-    (tensor,) = (tensors[name] for name in tensors if module in name and name.endswith("scale"))
-    assert tensor.dtype == "float32"
+    chosen = [tensors[name] for name in tensors if module in name and name.endswith(suffix)]
     data = bytearray(path.read_bytes())
-    place = slice(tensor.offset, tensor.offset + tensor.num_bytes)
-    data[place] = (np.frombuffer(bytes(data[place]), np.float32) * np.float32(factor)).tobytes()
+    for tensor in chosen:
+        assert tensor.dtype == "float32"
+        place = slice(tensor.offset, tensor.offset + tensor.num_bytes)
+        data[place] = change(np.frombuffer(bytes(data[place]), np.float32)).tobytes()
     path.write_bytes(data)
     verdict = (engine / GATE_NAME).read_bytes()
     (engine / GATE_NAME).unlink()
@@ -77,3 +110,4 @@ def scale_engine(engine: Path, module: str, factor: float) -> None:
         target=old.target,
     )
     (engine / GATE_NAME).write_bytes(verdict)
+    return len(chosen)

@@ -68,6 +68,36 @@ def test_scales_of_one_layer_times_eight_are_caught(own: Path, module: str) -> N
         require_passed(own / "out" / "engine")
 
 
+@pytest.mark.parametrize(
+    ("algo", "settings"),
+    [
+        ("W8A8_SQ_PER_CHANNEL", []),
+        # Random weights suffer more from four bits, and like many tokens about as well.
+        ("W4A16_AWQ", ["gate.max_kl=0.25", "gate.min_top1_agreement=0.4"]),
+    ],
+)
+def test_dropped_prequant_scales_are_caught(tmp_path: Path, algo: str, settings: list[str]) -> None:
+    """Weights are scaled up where inputs are large, and inputs down: here no longer."""
+    model = write_model(tmp_path / "model", hidden_size=128, intermediate_size=128)
+    built.enlarge_channels(model, step=64, factor=20.0)
+    recipe = built.recipe(
+        model,
+        "dtype=bfloat16",
+        f"quantization.algo={algo}",
+        f"quantization.calibration.data={tmp_path / 'prose.txt'}",
+        *settings,
+    )
+    engine = built.build(recipe, tmp_path / "out")
+    assert built.gate(recipe, tmp_path / "out").gate.verdict == "passed"
+    built.drop_prequant_scales(engine)
+    assert artifacts.verify(engine) == []
+    result = built.gate(recipe, tmp_path / "out")
+    assert not result.stage.cached
+    assert result.gate.verdict == "failed"
+    with pytest.raises(GateError, match="prose: mean_kl"):
+        require_passed(engine)
+
+
 def test_scales_times_one_are_the_same_engine(own: Path) -> None:
     """The factor 1 changes nothing, so what the test above sees is the scales."""
     built.scale_engine(own / "out" / "engine", "layers.1.mlp.proj", 1.0)
