@@ -35,7 +35,8 @@ def read(config: HfConfig, arch: ModelArch) -> Scheme | None:
     """Return the scheme: W4A16_GPTQ with zero points, W4A16_AWQ without."""
     num_reasons = len(config.reasons)
     config.expect("bits", 4)
-    version = config.optional(str, "version", "gemm")
+    # GPTQModel writes the same tensors and calls the version `format`.
+    version = config.maybe(str, "version") or config.optional(str, "format", "gemm")
     if version.lower() != "gemm":
         config.refuse("version", version, "'gemm'")
     size = config.maybe(int, "group_size")

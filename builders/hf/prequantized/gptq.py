@@ -4,8 +4,8 @@ Eight codes of 4 bits to an int32, the lowest bits first: qweight [in/8, out] al
 [groups, out/8] along out; scales [groups, out]; g_idx [in] is each column's group. Version 1 of the
 format stores zero points minus one, gptq_v2 as they are.
 
-Source: AutoGPTQ 0.7 auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py (pack); GPTQModel 2.1
-gptqmodel/utils/model.py (convert_gptq_v1_to_v2_format).
+Source: AutoGPTQ 0.7 auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py (pack); GPTQModel 7.7
+gptqmodel/utils/model.py (convert_gptq_v1_to_v2_format_module), gptqmodel/quantization/config.py.
 """
 
 import re
@@ -36,9 +36,11 @@ def read(config: HfConfig, arch: ModelArch) -> Scheme | None:
     """Return the scheme: W4A16_AWQ when all zero points are 8, else W4A16_GPTQ."""
     num_reasons = len(config.reasons)
     config.expect("bits", 4)
-    form = config.optional(str, "checkpoint_format", "gptq")
+    # GPTQModel 7 calls it `format`; files may have either word.
+    form = config.maybe(str, "checkpoint_format") or config.optional(str, "format", "gptq")
     if form not in _FORMATS:
         config.refuse("checkpoint_format", form, f"one of {', '.join(_FORMATS)}")
+    config.expect("is_marlin_format", False)
     config.expect("pack_dtype", "int32")
     size = config.maybe(int, "group_size")
     kept = grouped_size(config, size, arch)

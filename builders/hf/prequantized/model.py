@@ -73,7 +73,8 @@ def read_scheme(model_dir: Path, config: HfConfig, arch: ModelArch) -> Scheme | 
     elif settings is None:
         return None
     else:
-        method = settings.optional(str, "quant_method", "")
+        # GPTQModel 7 writes `method`.
+        method = settings.maybe(str, "quant_method") or settings.optional(str, "method", "")
         if not method and settings.has("quant_algo"):
             method = "modelopt"
     if method not in SCHEMES:

@@ -1,5 +1,6 @@
 """Each scheme: the checkpoint stands for the very numbers the model's own library computes with."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,12 @@ CASES: dict[str, Case] = {
         "W4A16_GPTQ",
         {"layout": "sm80"},
     ),
+    "gptq version 2 in other words": (
+        {"method": "gptq", "format": "gptq_v2", "bits": 4, "group_size": 64, "sym": False},
+        lambda: gptq(group=64, symmetric=False, version=2),
+        "W4A16_GPTQ",
+        {"layout": "sm80"},
+    ),
     "awq": (AWQ, lambda: awq(group=64), "W4A16_GPTQ", {"layout": "sm80"}),
     "awq in groups of 128": (
         {**AWQ, "group_size": 128},
@@ -254,8 +261,8 @@ CASES: dict[str, Case] = {
 
 
 def test_every_scheme_has_a_case() -> None:
-    named = {case[0].get("quant_method", "modelopt") for case in CASES.values()}
-    assert named == set(SCHEMES)
+    named = {case[0].get("quant_method") for case in CASES.values()}
+    assert named - {None} == set(SCHEMES)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -289,3 +296,16 @@ def test_inputs_of_row_wise_fp8_are_not_clamped(tmp_path: Path) -> None:
     config, tensors, _ = make(quantize(), settings)
     low, high = stored(run(tmp_path, config, tensors), "mlp.proj")["clamp_val"]
     assert -low == high > 3e38
+
+
+def test_modelopts_own_file_is_read(tmp_path: Path) -> None:
+    _, quantize, _, _ = CASES["modelopt NVFP4"]
+    config, tensors, weights = make(quantize(), {})
+    del config["quantization_config"]
+    inner = {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": 16}
+    file = tmp_path / "model" / "hf_quant_config.json"
+    file.parent.mkdir()
+    settings = {"quantization": {**inner, "exclude_modules": ["lm_head"]}}
+    file.write_text(json.dumps({"producer": {"name": "modelopt", "version": "0.37"}, **settings}))
+    for module, weight in restored(run(tmp_path, config, tensors)):
+        np.testing.assert_array_equal(weight, wanted(weights, module), err_msg=module)
