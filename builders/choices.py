@@ -24,11 +24,13 @@ def alternatives_of(
     `own` is the quantization the model already has; `preflight` refuses any other.
     """
     wanted = recipe.quantization
-    if own is not None and wanted.algo in (None, own.quant_algo):
-        for key in ("exclude", "group_size"):
+    if own is not None:
+        # Even its own algorithm: a recipe that names one has an unquantized model to be gated with.
+        for key in ("algo", "exclude", "group_size"):
             if getattr(wanted, key) is not None:
                 raise UnsupportedError(
-                    f"quantization.{key}: the model is quantized already; leave it out"
+                    f"quantization.{key}: the model is quantized already (it becomes"
+                    f" {own.quant_algo}); leave it out"
                 )
         one = wanted.model_copy(update={"algo": own.quant_algo, "group_size": own.group_size})
         choices = _choices(recipe, one, arch, dtype)

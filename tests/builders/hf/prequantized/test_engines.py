@@ -70,7 +70,9 @@ def test_an_engine_computes_what_the_weights_stand_for(name: str, tmp_path: Path
     assert error < ERRORS[name]
 
 
-@pytest.mark.parametrize("setting", ["algo=W4A16_AWQ", "kv_cache=INT8", "exclude=[lm_head]"])
+@pytest.mark.parametrize(
+    "setting", ["algo=W4A16_AWQ", "algo=FP8", "kv_cache=INT8", "exclude=[lm_head]"]
+)
 def test_a_recipe_cannot_ask_for_another(setting: str, tmp_path: Path) -> None:
     settings, quantize, _, _ = CASES["compressed-tensors FP8 static"]
     config, tensors, _ = make(quantize(), settings)
