@@ -106,7 +106,7 @@ def _essence(args: Any) -> dict[str, Any] | None:
 
 def _scheme(config: HfConfig, group: dict[str, Any], arch: ModelArch) -> Scheme | None:
     weights, inputs, form = group["weights"], group["input_activations"], group["format"]
-    kind: tuple[str, int] = (str(weights["type"]), int(weights["num_bits"]))
+    kind: tuple[str, Any] = (str(weights["type"]), weights["num_bits"])
     if kind == ("int", 4) and inputs is None and form == "pack-quantized":
         return _packed(config, weights, arch)
     by_rows = weights["strategy"] in ("tensor", "channel") and weights["symmetric"]
@@ -156,6 +156,9 @@ def _packed(config: HfConfig, weights: dict[str, Any], arch: ModelArch) -> Schem
         config.refuse("config_groups", weights["strategy"], "INT4 per group or channel")
         return None
     size = weights["group_size"] if weights["strategy"] == "group" else None
+    if size is not None and type(size) is not int:
+        config.refuse("group_size", size, "a number")
+        return None
     kept = grouped_size(config, size, arch)
     if kept is None:
         return None

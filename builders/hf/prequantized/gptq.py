@@ -104,6 +104,9 @@ def _plain_modules(config: HfConfig) -> Callable[[str], bool]:
     """Return which modules are not quantized: lm_head, and what settings leave out."""
     has_head = config.optional(bool, "lm_head", False)
     blocks = config.raw("modules_in_block_to_quantize")
+    if blocks is not None and not isinstance(blocks, list):
+        config.refuse("modules_in_block_to_quantize", blocks, "a list of names")
+        blocks = None
     inside = [
         name for names in blocks or () for name in ([names] if isinstance(names, str) else names)
     ]
