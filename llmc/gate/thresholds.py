@@ -23,12 +23,14 @@ class Thresholds:
 
 _ROUNDED = Thresholds(max_kl=0.01, max_perplexity_increase=0.02, min_top1_agreement=0.95)
 _EIGHT_BITS = Thresholds(max_kl=0.03, max_perplexity_increase=0.03, min_top1_agreement=0.90)
-_EIGHT_BIT_ACTIVATIONS = Thresholds(
-    max_kl=0.10, max_perplexity_increase=0.10, min_top1_agreement=0.80
+_EIGHT_BITS_A_TOKEN = Thresholds(max_kl=0.04, max_perplexity_increase=0.05, min_top1_agreement=0.90)
+_EIGHT_BIT_FLOATS = Thresholds(max_kl=0.07, max_perplexity_increase=0.08, min_top1_agreement=0.82)
+_EIGHT_BITS_A_TENSOR = Thresholds(
+    max_kl=0.70, max_perplexity_increase=0.95, min_top1_agreement=0.49
 )
-_FOUR_BITS_A_GROUP = Thresholds(max_kl=0.40, max_perplexity_increase=0.45, min_top1_agreement=0.62)
+_FOUR_BITS_A_GROUP = Thresholds(max_kl=0.40, max_perplexity_increase=0.45, min_top1_agreement=0.59)
 _FOUR_BIT_ACTIVATIONS = Thresholds(
-    max_kl=0.60, max_perplexity_increase=0.80, min_top1_agreement=0.55
+    max_kl=0.75, max_perplexity_increase=1.05, min_top1_agreement=0.44
 )
 _FOUR_BITS_A_ROW = Thresholds(max_kl=1.20, max_perplexity_increase=1.80, min_top1_agreement=0.45)
 
@@ -39,25 +41,25 @@ DEFAULTS: dict[str | None, Thresholds] = {
     "W4A16_AWQ": _FOUR_BITS_A_GROUP,
     "W4A16_GPTQ": _FOUR_BITS_A_GROUP,
     "W4A8_AWQ": _FOUR_BITS_A_GROUP,
-    "W8A8_SQ_PER_CHANNEL": _EIGHT_BIT_ACTIVATIONS,
-    "W8A8_SQ_PER_TENSOR_PLUGIN": _EIGHT_BIT_ACTIVATIONS,
-    "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN": _EIGHT_BIT_ACTIVATIONS,
-    "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN": _EIGHT_BIT_ACTIVATIONS,
-    "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": _EIGHT_BIT_ACTIVATIONS,
-    "FP8": _EIGHT_BIT_ACTIVATIONS,
-    "FP8_PER_CHANNEL_PER_TOKEN": _EIGHT_BIT_ACTIVATIONS,
+    "W8A8_SQ_PER_CHANNEL": _EIGHT_BITS_A_TENSOR,
+    "W8A8_SQ_PER_TENSOR_PLUGIN": _EIGHT_BITS_A_TENSOR,
+    "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN": _EIGHT_BITS_A_TENSOR,
+    "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN": _EIGHT_BITS_A_TENSOR,
+    "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": _EIGHT_BITS_A_TOKEN,
+    "FP8": _EIGHT_BIT_FLOATS,
+    "FP8_PER_CHANNEL_PER_TOKEN": _EIGHT_BIT_FLOATS,
     "NVFP4": _FOUR_BIT_ACTIVATIONS,
     "MIXED_PRECISION": _FOUR_BIT_ACTIVATIONS,
 }
 """Quantization of the weights → its limits; None is an engine that is only rounded to a dtype.
 
-SmolLM2-135M must pass, which suffers more than a large model. Its mean KL on the code that comes
-with llmc: W8A16 0.003; weights alone rounded to FP8 0.02, NVFP4 0.22, four bits in groups of 64
-0.35, four bits with a scale a row 0.88 (perplexity +134 %)."""
+SmolLM2-135M must pass, which suffers more than a large model: its worst text (docs/quantization.md
+has how it was measured) may get about half worse in KL, perplexity and disagreement. W8A16 has more
+room, and W4A16, whose perplexity doubles, less."""
 
 KV_CACHE: dict[str | None, Thresholds] = {
     None: Thresholds(max_kl=0.0, max_perplexity_increase=0.0, min_top1_agreement=1.0),
-    "INT8": Thresholds(max_kl=0.02, max_perplexity_increase=0.02, min_top1_agreement=0.97),
+    "INT8": Thresholds(max_kl=0.03, max_perplexity_increase=0.05, min_top1_agreement=0.94),
     "FP8": Thresholds(max_kl=0.04, max_perplexity_increase=0.03, min_top1_agreement=0.95),
 }
 """What quantizing the KV cache may cost on top; the agreements multiply."""
