@@ -13,6 +13,7 @@ from llmc.errors import UnsupportedError
 from llmc.mapping import Mapping
 from llmc.plugins import graph
 from llmc.plugins.graph import Attr, Network, OpCall
+from llmc.quant.format import tensor_name
 
 
 def build_network(config: CheckpointConfig, rank: int) -> Network:
@@ -35,11 +36,12 @@ def unsupported(config: CheckpointConfig) -> list[str]:
     reasons += unhandled_settings(arch)
     for layer in range(arch.num_hidden_layers):
         prefix = f"transformer.layers.{layer}.mlp"
-        quantizes = config.quantization.quantizes
-        if quantizes(f"{prefix}.fc") != quantizes(f"{prefix}.gate"):
+        fc, gate = (config.quantization.of_module(f"{prefix}.{name}") for name in ("fc", "gate"))
+        if (fc.quant_algo, fc.group_size) != (gate.quant_algo, gate.group_size):
             reasons.append(
-                f"quantization.exclude_modules: of {prefix}.fc and {prefix}.gate one only,"
-                " expected both or neither (they are one linear)"
+                f"quantization: {prefix}.fc is {fc.quant_algo or 'plain'}, {prefix}.gate"
+                f" {gate.quant_algo or 'plain'},"
+                " expected the same (they are one linear)"
             )
     return reasons
 
@@ -126,9 +128,13 @@ class _Writer:
             "rotary_scaling": arch.rotary_scaling,
             "max_position_embeddings": arch.max_position_embeddings,
             "sliding_window": arch.sliding_window,
+            "kv_quant": self.config.quantization.kv_cache_quant_algo or "none",
             "scale": arch.head_size**-0.5,
         }
-        context = self._call("attention", module, (qkv,), attrs)
+        scales = {}
+        if self.config.quantization.kv_cache_quant_algo is not None:
+            scales["kv_cache_scaling_factor"] = (f"{module}.kv_cache_scaling_factor",)
+        context = self._call("attention", module, (qkv,), attrs, **scales)
         hidden = self.add(
             f"{module}.residual",
             hidden,
@@ -178,12 +184,22 @@ class _Writer:
         bias: bool,
     ) -> str:
         """One product over the weights of `modules`, whose outputs stand side by side."""
+        config, whole = self.config, self._global_name(modules[0])
+        quantization = config.quantization.of_module(whole)
+        form = config.stored_format(whole)
         attrs: dict[str, Attr] = {
             "in_features": in_features,
             "out_features": out_features,
-            "quant": self._quant(modules[0]),
+            "quant": quantization.quant_algo or "none",
+            "stored_quantized": form is not None,
+            "layout": config.layout,
         }
         weights = {"weight": tuple(f"{module}.weight" for module in modules)}
+        if form is not None:
+            weights = {
+                tensor.role: tuple(tensor_name(tensor, module) for module in modules)
+                for tensor in form.tensors_of(whole)
+            }
         if bias:
             weights["bias"] = tuple(f"{module}.bias" for module in modules)
         return self._call("linear", "+".join(modules), (value,), attrs, **weights)
@@ -256,9 +272,13 @@ class _Writer:
             return "logits"
         return "lm_head" if self.mapping.tp_size == 1 else "lm_head.allgather"
 
-    def _quant(self, module: str) -> str:
-        quantization = self.config.quantization
-        return str(quantization.quant_algo) if quantization.quantizes(module) else "none"
+    def _global_name(self, module: str) -> str:
+        """Return the name of a module whose layer is counted inside the stage, counted from 0."""
+        if not module.startswith("transformer.layers."):
+            return module
+        first, second, local, rest = module.split(".", 3)
+        layers = self.mapping.stage_layers(self.config.arch.num_hidden_layers)
+        return f"{first}.{second}.{layers.start + int(local)}.{rest}"
 
     def _group(self) -> tuple[int, ...]:
         first = self.mapping.pp_rank * self.mapping.tp_size

@@ -7,20 +7,28 @@ stages do is convert's and the targets' part; emitting a Triton repository is no
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from llmc import artifacts
+from llmc.builders import automatic
+from llmc.builders.choices import alternatives_of
 from llmc.builders.convert import COPIED_FILES, convert, preflight
 from llmc.builders.hf.preflight import examine
+from llmc.builders.quantize.calibration import Calibration, needs_calibration
+from llmc.builders.quantize.state import remove_states
+from llmc.builders.quantize.texts import digest_of
 from llmc.builders.targets import BuildLimits
-from llmc.checkpoint import Checkpoint, CheckpointConfig, Quantization
+from llmc.checkpoint import (
+    Checkpoint,
+    CheckpointConfig,
+    Quantization,
+)
 from llmc.errors import CheckpointError, LlmcError, UnsupportedError
 from llmc.log import Progress
 from llmc.lookup import load
-from llmc.mapping import Mapping
 from llmc.recipes.schema import BuildRecipe, Recipe
 from llmc.stages import StageResult, run_stage, tool_version
 from llmc.targets import TARGETS
@@ -35,12 +43,18 @@ _COMPILER_ROOMS = ("builders", "plugins", "quant", "checkpoint")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """A recipe that was checked against its model and its target."""
+    """A recipe that was checked against its model and its target.
+
+    With `candidates` the quantization is still to be chosen among them.
+    """
 
     recipe: Recipe
+    choices: dict[str, Any]
     config: CheckpointConfig
     limits: BuildLimits
     target: ModuleType
+    candidates: tuple[Quantization, ...] = ()
+    is_prequantized: bool = False
 
 
 def build(
@@ -60,14 +74,19 @@ def build(
     Raises: CheckpointError for a model that is damaged, UnsupportedError with every reason why this
     recipe cannot be built.
     """
-    plan = _check(recipe)
+    plan = _check(recipe, for_engine=until == "engine")
+    results = []
+    if plan.candidates:
+        results.append(_measure_sensitivities(plan, output / "sensitivity", progress, force))
+        report(results[-1])
+        plan = _choose(plan, results[-1].directory)
     checkpoint = _build_checkpoint(plan, output / "checkpoint", progress, workers, force)
     report(checkpoint)
-    if until == "checkpoint":
-        return (checkpoint,)
-    engine = _build_engine(plan, checkpoint, output / "engine", progress, force)
-    report(engine)
-    return (checkpoint, engine)
+    results.append(checkpoint)
+    if until == "engine":
+        results.append(_build_engine(plan, checkpoint, output / "engine", progress, force))
+        report(results[-1])
+    return tuple(results)
 
 
 def resolve_limits(build: BuildRecipe, max_position_embeddings: int) -> BuildLimits:
@@ -81,6 +100,16 @@ def resolve_limits(build: BuildRecipe, max_position_embeddings: int) -> BuildLim
         tokens_per_block=build.plugins.tokens_per_block,
         kv_cache_dtype=None,
     )
+
+
+def digest_model(model_dir: Path) -> str:
+    """Digest the files of a Hugging Face directory that can reach the checkpoint."""
+    files = [
+        path
+        for path in model_dir.iterdir()
+        if path.is_file() and path.suffix in MODEL_SUFFIXES and path.name != artifacts.MANIFEST_NAME
+    ]
+    return artifacts.digest_tree(model_dir, files)
 
 
 def limit_reasons(limits: BuildLimits, max_position_embeddings: int) -> list[str]:
@@ -109,57 +138,56 @@ def limit_reasons(limits: BuildLimits, max_position_embeddings: int) -> list[str
     return reasons
 
 
-def _check(recipe: Recipe) -> _Plan:
-    """Look at recipe, model and target together; raise one error with all that is wrong."""
+def _check(recipe: Recipe, *, for_engine: bool) -> _Plan:
+    """Look at recipe, model and target together; raise one error with all that is wrong.
+
+    A checkpoint may be wanted for another machine: `for_engine` False does not ask the target.
+    """
     target = load(TARGETS, recipe.target.kind, package="llmc.builders.targets", kind="target")
     model, model_reasons = examine(recipe.model)
     if model is None:
         raise _model_error(recipe.model, model_reasons)
     model.weights.close()
-    reasons: list[str] = []
-    if recipe.quantization.kv_cache is not None:
-        reasons.append(
-            f"quantization.kv_cache: {recipe.quantization.kv_cache!r}, available: none yet"
-        )
+    dtype = recipe.dtype or model.dtype
     try:
-        choices = _choices(recipe)
+        own = model.prequantized.quantization if model.prequantized is not None else None
+        alternatives = alternatives_of(recipe, model.arch, dtype, own)
     except UnsupportedError as error:
         raise UnsupportedError(
             f"{recipe.model}: this recipe cannot be built",
-            [*model_reasons, error.message, *reasons],
+            [*model_reasons, *(error.reasons or (error.message,))],
             error.hint,
         ) from error
-    found = preflight(recipe.model, **choices)
+    found = [reason for choices, _ in alternatives for reason in preflight(recipe.model, **choices)]
+    found = list(dict.fromkeys(found))
     if model_reasons:
-        raise _model_error(recipe.model, [*found, *reasons])
-    config = CheckpointConfig(arch=model.arch, **{**choices, "dtype": recipe.dtype or model.dtype})
+        raise _model_error(recipe.model, found)
+    configs = [
+        CheckpointConfig(arch=model.arch, **{**choices, "dtype": dtype})
+        for choices, _ in alternatives
+    ]
+    candidates = tuple(one for _, one in alternatives if one is not None)
+    if candidates and not found:
+        target_bits = recipe.quantization.target_bits
+        assert target_bits is not None
+        found = automatic.budget_reasons(configs[0], candidates, target_bits)
     limits = resolve_limits(recipe.build, model.arch.max_position_embeddings)
-    reasons += [*found, *limit_reasons(limits, model.arch.max_position_embeddings)]
-    if not found:
-        reasons += target.unsupported(config, limits)
+    reasons = [*found, *limit_reasons(limits, model.arch.max_position_embeddings)]
+    if for_engine and not found:
+        reasons += [reason for one in configs for reason in target.unsupported(one, limits)]
     if reasons:
+        reasons = list(dict.fromkeys(reasons))
         raise UnsupportedError(f"{recipe.model}: this recipe cannot be built", reasons)
-    _announce(recipe, config, limits)
-    return _Plan(recipe=recipe, config=config, limits=limits, target=target)
-
-
-def _choices(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe's checkpoint part in the words of convert."""
-    mapping = recipe.mapping
-    return {
-        "dtype": recipe.dtype,
-        "mapping": Mapping(
-            tp_size=mapping.tp,
-            pp_size=mapping.pp,
-            moe_tp_size=mapping.moe_tp,
-            moe_ep_size=mapping.moe_ep,
-        ),
-        "quantization": Quantization(
-            quant_algo=recipe.quantization.algo, exclude_modules=recipe.quantization.exclude
-        ),
-        "use_parallel_embedding": mapping.use_parallel_embedding,
-        "embedding_sharding_dim": mapping.embedding_sharding_dim,
-    }
+    _announce(recipe, configs[0], limits)
+    return _Plan(
+        recipe=recipe,
+        choices=alternatives[0][0],
+        config=configs[0],
+        limits=limits,
+        target=target,
+        candidates=candidates,
+        is_prequantized=model.prequantized is not None,
+    )
 
 
 def _model_error(model_dir: Path, reasons: list[str]) -> LlmcError:
@@ -172,7 +200,7 @@ def _announce(recipe: Recipe, config: CheckpointConfig, limits: BuildLimits) -> 
     log.info(
         "%s: %s, %d layers, %s, quantization %s",
         *(recipe.model, arch.architecture, arch.num_hidden_layers, config.dtype),
-        config.quantization.quant_algo or "none",
+        recipe.quantization.algo or config.quantization.quant_algo or "none",
     )
     log.info(
         "target %s: up to %d sequences of %d tokens, prompts up to %d",
@@ -183,30 +211,90 @@ def _announce(recipe: Recipe, config: CheckpointConfig, limits: BuildLimits) -> 
 def _build_checkpoint(
     plan: _Plan, final: Path, progress: Progress, workers: int, force: bool
 ) -> StageResult:
-    recipe = plan.recipe
-    choices = _choices(recipe)
-    files = [
-        path
-        for path in recipe.model.iterdir()
-        if path.is_file() and path.suffix in MODEL_SUFFIXES and path.name != artifacts.MANIFEST_NAME
-    ]
+    recipe, tools = plan.recipe, {"llmc": tool_version(*_COMPILER_ROOMS)}
+    inputs = {"model": digest_model(recipe.model)}
+    settings: dict[str, Any] = {
+        "dtype": plan.config.dtype,
+        "quantization": plan.config.quantization.to_json(),
+        "layout": plan.config.layout,
+        "mapping": recipe.mapping.model_dump(mode="json"),
+    }
+    calibration = None
+    if needs_calibration(plan.config) and not plan.is_prequantized:
+        calibration = _calibration(plan, final, inputs, settings, tools)
 
     def work(staging: Path) -> None:
-        convert(recipe.model, staging, **choices, progress=progress, workers=workers)
+        convert(
+            recipe.model,
+            staging,
+            **plan.choices,
+            calibration=calibration,
+            progress=progress,
+            workers=workers,
+        )
 
+    result = run_stage(
+        final, work, stage="checkpoint", inputs=inputs, recipe=settings, tools=tools, force=force
+    )
+    # Only now is the checkpoint where it belongs; until here a calibration could go on.
+    remove_states(final.parent)
+    return result
+
+
+def _calibration(
+    plan: _Plan,
+    final: Path,
+    inputs: dict[str, str],
+    settings: dict[str, Any],
+    tools: dict[str, str],
+) -> Calibration:
+    """Return what the recipe calibrates with, and add it to what the stage depends on."""
+    wanted = plan.recipe.quantization.calibration
+    inputs["calibration"] = digest_of(wanted.data)
+    settings["calibration"] = {"samples": wanted.samples, "max_tokens": wanted.max_tokens}
+    return Calibration(
+        state_parent=final.parent,
+        key=f"{inputs['model']} {tools['llmc']}",
+        data=wanted.data,
+        samples=wanted.samples,
+        max_tokens=wanted.max_tokens,
+    )
+
+
+def _measure_sensitivities(
+    plan: _Plan, final: Path, progress: Progress, force: bool
+) -> StageResult:
+    tools = {"llmc": tool_version(*_COMPILER_ROOMS)}
+    inputs = {"model": digest_model(plan.recipe.model)}
+    settings: dict[str, Any] = {
+        "dtype": plan.config.dtype,
+        "candidates": [one.to_json() for one in plan.candidates],
+    }
+    calibration = _calibration(plan, final, inputs, settings, tools)
     return run_stage(
         final,
-        work,
-        stage="checkpoint",
-        inputs={"model": artifacts.digest_tree(recipe.model, files)},
-        recipe={
-            "dtype": plan.config.dtype,
-            "quantization": recipe.quantization.model_dump(mode="json"),
-            "mapping": recipe.mapping.model_dump(mode="json"),
-        },
-        tools={"llmc": tool_version(*_COMPILER_ROOMS)},
+        lambda staging: automatic.measure(
+            plan.recipe.model, plan.config, plan.candidates, calibration, staging, progress
+        ),
+        stage="sensitivity",
+        inputs=inputs,
+        recipe=settings,
+        tools=tools,
         force=force,
     )
+
+
+def _choose(plan: _Plan, sensitivity: Path) -> _Plan:
+    """Return the plan with the best quantization within the recipe's budget."""
+    target_bits = plan.recipe.quantization.target_bits
+    assert target_bits is not None
+    quantization, line = automatic.choose(
+        sensitivity, plan.config.arch, plan.candidates, target_bits
+    )
+    log.info("%s", line)
+    layout = automatic.needed_layout(quantization, plan.recipe.quantization.layout)
+    chosen: dict[str, Any] = {"quantization": quantization, "layout": layout}
+    return replace(plan, choices={**plan.choices, **chosen}, config=replace(plan.config, **chosen))
 
 
 def _build_engine(

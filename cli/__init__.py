@@ -6,6 +6,7 @@ Command modules import the rooms they drive inside their functions: help and com
 COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("build", "Convert, quantize and compile a model; emit its Triton repository."),
     "inspect": ("inspect", "Say what an artifact holds: mapping, quantization, sizes, digests."),
+    "verify": ("verify", "Measure an engine against the unquantized model."),
     "serve": ("serve", "Serve a Triton repository with tritonserver."),
     "generate": ("generate", "Stream one answer from a running server."),
     "chat": ("chat", "Chat with a running server."),

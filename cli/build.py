@@ -1,5 +1,6 @@
 """`llmc build`: flags and recipe in, the three artifacts of a build out."""
 
+import logging
 import os
 from enum import StrEnum
 from pathlib import Path
@@ -7,15 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmc.errors import GateError, RecipeError
+
 if TYPE_CHECKING:
+    from llmc.gate.record import Gate
     from llmc.recipes.schema import Recipe
     from llmc.stages import StageResult
+
+log = logging.getLogger(__name__)
 
 FLAGS: dict[str, str] = {
     "--model": "model",
     "--dtype": "dtype",
     "--quant": "quantization.algo",
+    "--target-bits": "quantization.target_bits",
     "--kv-cache": "quantization.kv_cache",
+    "--calibration": "quantization.calibration.data",
+    "--layout": "quantization.layout",
     "--tp": "mapping.tp",
     "--pp": "mapping.pp",
     "--moe-tp": "mapping.moe_tp",
@@ -30,6 +39,7 @@ class Until(StrEnum):
 
     checkpoint = "checkpoint"
     engine = "engine"
+    gate = "gate"
     repo = "repo"
 
 
@@ -52,10 +62,24 @@ def build(
         str | None, typer.Option(help="Type of unquantized weights: float32, float16, bfloat16.")
     ] = None,
     quant: Annotated[
-        str | None, typer.Option(metavar="ALGO", help="Quantization of the weights: W8A16.")
+        str | None,
+        typer.Option(
+            metavar="ALGO", help="Quantization of the weights, e.g. W8A16; auto: per layer."
+        ),
+    ] = None,
+    target_bits: Annotated[
+        float | None, typer.Option(metavar="BITS", help="auto: most bits a weight has on average.")
     ] = None,
     kv_cache: Annotated[
-        str | None, typer.Option(metavar="ALGO", help="Quantization of the KV cache.")
+        str | None, typer.Option(metavar="ALGO", help="Quantization of the KV cache: INT8, FP8.")
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Text or JSONL to calibrate on, instead of llmc's own."),
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(help="GPU generation packed weights are permuted for: sm80, sm90."),
     ] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor parallel size.")] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline parallel size.")] = None,
@@ -74,17 +98,31 @@ def build(
     force: Annotated[
         bool, typer.Option("--force", help="Run every stage, even when nothing has changed.")
     ] = False,
+    allow_ungated: Annotated[
+        bool,
+        typer.Option(
+            "--allow-ungated", help="Emit the repository of an engine that fails its gate."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cache: Annotated[
+        Path, typer.Option(envvar="LLMC_CACHE", help="Folder for llmc's own files.")
+    ] = Path("~/.cache/llmc"),
 ) -> None:
-    """Convert, quantize and compile a model; emit its Triton repository.
+    """Convert, quantize and compile a model; measure it; emit its Triton repository.
 
-    Writes OUT/checkpoint, OUT/engine, OUT/model_repo and OUT/recipe.yaml. A stage whose inputs,
-    recipe and tools have not changed is reused ("cached"). A flag wins over --set, --set over the
-    recipe.
+    Writes OUT/checkpoint, OUT/engine, OUT/gate, OUT/model_repo and OUT/recipe.yaml. A stage whose
+    inputs, recipe and tools have not changed is reused ("cached"). A flag wins over --set, --set
+    over the recipe. An engine that is too far from the unquantized model fails its gate: it is kept
+    in OUT/engine.failed, and the exit code is 8.
 
     Examples:
 
     llmc build ./smollm2 -o out --quant W8A16
+
+    llmc build ./smollm2 -o out --quant W4A16_AWQ --kv-cache INT8 --calibration chats.jsonl
+
+    llmc build ./smollm2 -o out --quant auto --target-bits 6.0
 
     llmc build cpu-w8a16 --model ./smollm2 -o out --set build.max_batch_size=16
 
@@ -96,7 +134,10 @@ def build(
         "--model": None if model is None else str(model),
         "--dtype": dtype,
         "--quant": quant,
+        "--target-bits": target_bits,
         "--kv-cache": kv_cache,
+        "--calibration": None if calibration is None else str(calibration),
+        "--layout": layout,
         "--tp": tp,
         "--pp": pp,
         "--moe-tp": moe_tp,
@@ -104,7 +145,21 @@ def build(
         "--target": target,
     }
     recipe = read_source(source, settings or [], values)
-    results = run(recipe, output, until=until, workers=workers, force=force, quiet=as_json)
+    if until is Until.repo and not (recipe.gate.enabled or allow_ungated):
+        raise RecipeError(
+            "gate.enabled: False, and no repository is emitted of an engine that was not measured",
+            hint="stop before with --until engine, or insist with --allow-ungated",
+        )
+    results = run(
+        recipe,
+        output,
+        until=until,
+        workers=workers or os.cpu_count() or 1,
+        force=force,
+        quiet=as_json,
+        allow_ungated=allow_ungated,
+        cache=cache.expanduser(),
+    )
     if as_json:
         print_json({"output": str(output), "stages": [_as_data(result) for result in results]})
         return
@@ -119,7 +174,6 @@ def read_source(source: str, settings: list[str], values: dict[str, Any]) -> "Re
 
     Raises: RecipeError when the argument is no directory, recipe or preset, or anything is invalid.
     """
-    from llmc.errors import RecipeError
     from llmc.recipes import PRESETS
     from llmc.recipes.loader import Override, flag_overrides, load_recipe, parse_set, preset_path
 
@@ -148,20 +202,27 @@ def run(
     output: Path,
     *,
     until: Until,
-    workers: int | None,
+    workers: int,
     force: bool,
     quiet: bool,
+    allow_ungated: bool,
+    cache: Path,
 ) -> "list[StageResult]":
-    """Run the stages up to `until` and write OUT/recipe.yaml; return what each made or reused."""
+    """Run the stages up to `until` and write OUT/recipe.yaml; return what each made or reused.
+
+    Raises: GateError when the engine fails its gate, unless `allow_ungated`.
+    """
     from llmc.builders import pipeline
     from llmc.cli.render import ConsoleProgress
+    from llmc.gate.step import failed_kept_aside, gate_build
     from llmc.log import NullProgress, Progress
     from llmc.stages import exclusive, require_replaceable
 
-    for name in ("checkpoint", "engine", "model_repo"):
+    for name in ("sensitivity", "checkpoint", "engine", "gate", "model_repo"):
         require_replaceable(output / name)
     results: list[StageResult] = []
-    with exclusive(output), ConsoleProgress() as bar:
+    aside = failed_kept_aside(output, allow_ungated=allow_ungated)
+    with exclusive(output), aside, ConsoleProgress() as bar:
         progress: Progress = NullProgress() if quiet else bar
         pipeline.build(
             recipe,
@@ -169,19 +230,44 @@ def run(
             until="checkpoint" if until is Until.checkpoint else "engine",
             progress=progress,
             report=results.append,
-            workers=workers or os.cpu_count() or 1,
+            workers=workers,
             force=force,
         )
-        if until is Until.repo:
-            results.append(_emit(recipe, output, engine=results[-1], force=force))
         _write_recipe(recipe, output / "recipe.yaml")
+        engine = results[-1]
+        if until in (Until.gate, Until.repo) and recipe.gate.enabled:
+            gated = gate_build(
+                recipe, output, cache=cache, workers=workers, progress=progress, force=force
+            )
+            results.append(gated.stage)
+            _report(gated.gate, output, allow_ungated=allow_ungated)
+        if until is Until.repo:
+            results.append(_emit(recipe, output, engine=engine, force=force))
     return results
+
+
+def _report(gate: "Gate", output: Path, *, allow_ungated: bool) -> None:
+    """Log the numbers. Raises: GateError when the engine failed, unless `allow_ungated`."""
+    from llmc.gate.record import failure_text
+    from llmc.gate.report import summarize
+
+    for line in summarize(gate):
+        log.info("gate %s: %s", gate.verdict, line)
+    if gate.verdict == "passed":
+        return
+    if allow_ungated:
+        log.warning("%s", failure_text(gate, output / "engine"))
+        return
+    raise GateError(
+        failure_text(gate, output / "engine.failed"),
+        hint=f"{output}/gate/report.md has more; quantize in another way, allow more by --set"
+        " gate.max_kl=…, or insist with --allow-ungated",
+    )
 
 
 def _write_recipe(recipe: "Recipe", path: Path) -> None:
     """Write the resolved recipe, unless what is there says the same: it may have comments."""
     from llmc import __version__
-    from llmc.errors import RecipeError
     from llmc.recipes.loader import dump_recipe, load_recipe
 
     try:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeRemainingColumn,
@@ -21,7 +22,7 @@ from rich.text import Text
 
 
 class ConsoleProgress:
-    """An `llmc.log.Progress` on stderr: a bar with bytes and ETA, or one line when not a terminal.
+    """An `llmc.log.Progress` on stderr: a bar with amount and ETA, or one line when not a terminal.
 
     As a context manager it also takes the bar away when work ends in an exception.
     """
@@ -31,6 +32,7 @@ class ConsoleProgress:
         self._bar: Progress | None = None
         self._description = ""
         self._total = 0
+        self._unit = "bytes"
         self._started = 0.0
 
     def __enter__(self) -> "ConsoleProgress":
@@ -44,15 +46,16 @@ class ConsoleProgress:
     ) -> None:
         self._stop_bar()
 
-    def start(self, description: str, total: int) -> None:
+    def start(self, description: str, total: int, unit: str = "bytes") -> None:
         self._stop_bar()
-        self._description, self._total, self._started = description, total, time.monotonic()
+        self._description, self._total, self._unit = description, total, unit
+        self._started = time.monotonic()
         if self._console.is_terminal:
+            amount = (DownloadColumn(binary_units=True), TransferSpeedColumn())
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
-                DownloadColumn(binary_units=True),
-                TransferSpeedColumn(),
+                *(amount if unit == "bytes" else (MofNCompleteColumn(), TextColumn(unit))),
                 TimeRemainingColumn(),
                 console=self._console,
                 transient=True,
@@ -67,7 +70,9 @@ class ConsoleProgress:
     def finish(self) -> None:
         self._stop_bar()
         seconds = time.monotonic() - self._started
-        note(f"{self._description}: {format_bytes(self._total)} in {seconds:.1f} s")
+        total = self._total
+        amount = format_bytes(total) if self._unit == "bytes" else f"{total} {self._unit}"
+        note(f"{self._description}: {amount} in {seconds:.1f} s")
 
     def _stop_bar(self) -> None:
         if self._bar is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.errors import CheckpointError, ServeError
+from llmc.errors import BuildError, CheckpointError, GateError, ServeError
 
 if TYPE_CHECKING:
     from llmc.model_repo.server import ServerProcess
@@ -35,6 +35,10 @@ def serve(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Let the server log requests.")
     ] = False,
+    allow_ungated: Annotated[
+        bool,
+        typer.Option("--allow-ungated", help="Serve an engine that failed or never saw its gate."),
+    ] = False,
     cache: Annotated[
         Path, typer.Option(envvar="LLMC_CACHE", help="Folder for llmc's own files.")
     ] = Path("~/.cache/llmc"),
@@ -43,7 +47,8 @@ def serve(
 
     Prints one line when every model is ready. On the first signal running requests are finished,
     on the second everything ends at once. The server's log goes to --log-file, else to llmc's debug
-    log; its end is shown when the server fails.
+    log; its end is shown when the server fails. An engine without a quality gate that it passed,
+    as it lies there now, is refused with exit code 8.
 
     Examples:
 
@@ -60,6 +65,7 @@ def serve(
             f"{repository}: no directory, expected a model repository",
             hint="llmc build MODEL -o OUT writes OUT/model_repo",
         )
+    _require_gated(repository, allow_ungated=allow_ungated)
     lint_repository(repository)
     server = find_tritonserver(tritonserver, cache=cache.expanduser())
     log.info("tritonserver: %s (%s)", server.binary, server.source)
@@ -83,6 +89,36 @@ def serve(
             )
             _wait(process, stop)
         log.info("stopping: running requests have %d s to finish", drain)
+
+
+def _require_gated(repository: Path, *, allow_ungated: bool) -> None:
+    """Raise GateError unless every engine the repository names has passed its gate.
+
+    What cannot be read or is not there at all is lint's to report.
+    """
+    from llmc.gate.record import is_kept_aside, require_passed
+
+    for engine_dir in sorted(set(_engines(repository))):
+        if not engine_dir.is_dir() and not is_kept_aside(engine_dir):
+            continue
+        try:
+            require_passed(engine_dir)
+        except GateError as error:
+            if not allow_ungated:
+                raise
+            log.warning("%s", error.message)
+
+
+def _engines(repository: Path) -> Iterator[Path]:
+    from llmc.model_repo.pbtxt import CONFIG_FILE, read_config
+
+    for file in repository.glob(f"*/{CONFIG_FILE}"):
+        try:
+            path = read_config(file).parameters["gpt_model_path"].string_value
+        except BuildError:
+            continue
+        if path:
+            yield (repository / path).resolve()
 
 
 def _wait(process: "ServerProcess", stop: threading.Event) -> None:

@@ -53,3 +53,9 @@ class ServeError(LlmcError):
     """A server did not start, or a request was refused."""
 
     exit_code = 7
+
+
+class GateError(LlmcError):
+    """Quantize in another way, or accept a worse engine; the numbers are in the message."""
+
+    exit_code = 8

@@ -6,9 +6,9 @@ from typing import Protocol, TextIO
 
 
 class Progress(Protocol):
-    """A bar that counts bytes (or another unit) of a known total."""
+    """A bar that counts bytes, or things of another unit, of a known total."""
 
-    def start(self, description: str, total: int) -> None: ...
+    def start(self, description: str, total: int, unit: str = "bytes") -> None: ...
     def advance(self, amount: int) -> None: ...
     def finish(self) -> None: ...
 
@@ -16,7 +16,7 @@ class Progress(Protocol):
 class NullProgress:
     """Shows nothing."""
 
-    def start(self, description: str, total: int) -> None:
+    def start(self, description: str, total: int, unit: str = "bytes") -> None:
         pass
 
     def advance(self, amount: int) -> None:

@@ -98,10 +98,10 @@ def tool_version(*rooms: str) -> str:
 
 
 @contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
+def exclusive(directory: Path, *, wait: bool = False) -> Iterator[None]:
     """Create `directory` and hold it against a second build; a lock dies with its process.
 
-    Raises: BuildError when another process holds it, or it cannot be made.
+    Raises: BuildError when it cannot be made, or another process holds it (`wait`: waits for that).
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def exclusive(directory: Path) -> Iterator[None]:
         raise BuildError(f"{directory}: {error.strerror}") from error
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise BuildError(f"{directory}: another llmc is building there") from error
         yield

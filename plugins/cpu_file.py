@@ -22,7 +22,7 @@ from llmc.errors import CheckpointError
 from llmc.plugins.cpu_program import Program
 
 MAGIC = b"llmc-cpu"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 ALIGNMENT = 64
 _PREFIX = struct.Struct("<8sQQQ")
 _DATA_START = 4096

@@ -15,17 +15,29 @@ KINDS: dict[str, int] = {
     "gated_activation": 5,
     "add": 6,
     "gather_last": 7,
+    "round_rows": 8,
 }
 """Kernel → LlmcKind of plugins/csrc/abi.h."""
 
 COLLECTIVES = ("allreduce", "allgather", "send", "recv")
 """Kinds that Python runs between two native segments."""
 
-TYPES: dict[str, int] = {"float32": 0, "float16": 1, "bfloat16": 2, "int8": 3}
+TYPES: dict[str, int] = {
+    "float32": 0,
+    "float16": 1,
+    "bfloat16": 2,
+    "int8": 3,
+    "float8_e4m3fn": 4,
+    "int4": 5,
+    "float4_e2m1": 6,
+}
 """Element type → LlmcType."""
 
 FLAG_LOGITS_ROWS = 1
 FLAG_GATED = 2
+FLAG_INTEGER_ROWS = 4
+FLAG_ROW_SCALES = 8
+FLAG_FLOAT_ROWS = 16
 
 KV_CACHE = "@kv_cache"
 """Stands in `CpuOp.tensors` for the KV pool of layer `CpuOp.layer`."""
@@ -38,7 +50,8 @@ class CpuOp:
     """One kernel call. `dims`, `params` and `tensors` are what the kernel's source says they are.
 
     `outputs` has at most one value; an op that works in place or into the KV pool has none.
-    `group` and `peer` belong to collectives.
+    `gated` to `float_rows` are flags of a linear (plugins/linear/csrc/linear.cpp), `group` and
+    `peer` belong to collectives.
     """
 
     kind: str
@@ -47,6 +60,9 @@ class CpuOp:
     outputs: tuple[str, ...]
     type: str = "float32"
     gated: bool = False
+    integer_rows: bool = False
+    row_scales: bool = False
+    float_rows: bool = False
     dims: tuple[int, ...] = ()
     params: tuple[float, ...] = ()
     tensors: tuple[str | None, ...] = ()
@@ -77,7 +93,7 @@ class KvShape:
     def block_bytes(self) -> int:
         """Bytes of one block of one layer."""
         padded = -(-self.head_size // 32) * 32
-        itemsize = 4 if self.dtype == "float32" else 2
+        itemsize = {"float32": 4, "int8": 1, "float8_e4m3fn": 1}.get(self.dtype, 2)
         return 2 * self.num_kv_heads * self.tokens_per_block * padded * itemsize
 
 

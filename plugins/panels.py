@@ -1,7 +1,8 @@
 """Weights in the order the CPU kernels read them: panels of 32 output columns.
 
-fp32 and fp16 [N/32, K, 32]; bf16 and int8 [N/32, K/32, 2, 16 k-pairs, 16 n, 2], the order of AMX
-B-tiles (plugins/csrc/panel.h). N and K are padded to multiples of 32 with zeros.
+fp32 and fp16 [N/32, K, 32]; bf16 and bytes [N/32, K/32, 2, 16 k-pairs, 16 n, 2], the order of AMX
+B-tiles; four-bit numbers the same with a pair per byte (plugins/csrc/panel.h).
+N and K are padded to multiples of 32 with zeros.
 
 Legend: N output features, K input features.
 """
@@ -59,3 +60,24 @@ def pad_columns(values_N: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     out: npt.NDArray[np.float32] = np.zeros(padded(values_N.shape[0]), np.float32)
     out[: values_N.shape[0]] = values_N
     return out
+
+
+def pack_nibble_panels(values_NK: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
+    """Return values (or codes) of four bits in panel order, k in the lower bits, k + 1 above."""
+    pairs = pack_panels(values_NK).view(np.uint8)
+    packed: npt.NDArray[np.uint8] = pairs[..., 1] << np.uint8(4)
+    packed |= pairs[..., 0] & np.uint8(0x0F)
+    return packed
+
+
+def pack_groups(
+    scale_NG: npt.NDArray[np.float32], zero_NG: npt.NDArray[np.float32] | None
+) -> npt.NDArray[np.float32]:
+    """Return scales per group of inputs as [N/32, G, 32], or with zeros [N/32, G, 2, 32]."""
+    parts = [scale_NG] if zero_NG is None else [scale_NG, zero_NG]
+    num_out, groups = scale_NG.shape
+    whole: npt.NDArray[np.float32] = np.zeros((padded(num_out), groups, len(parts)), np.float32)
+    for place, part in enumerate(parts):
+        whole[:num_out, :, place] = part
+    panels = whole.reshape(-1, PANEL, groups, len(parts)).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(panels)

@@ -19,6 +19,9 @@ from llmc.recipes.schema import Recipe
 
 Location = tuple[str | int, ...]
 
+PATH_FIELDS = ("model", "quantization.calibration.data", "gate.texts", "gate.reference")
+"""Fields that hold a path or a list of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
@@ -48,22 +51,22 @@ def parse_set(text: str) -> Override:
 def load_recipe(path: Path | None, overrides: Sequence[Override] = ()) -> Recipe:
     """Read the recipe at `path` (none: all defaults), apply `overrides` in order and validate.
 
-    A relative `model` in the file is taken from the file's directory, one in an override from the
-    working directory; the result's is absolute.
+    A relative path in the file is taken from the file's directory, one in an override from the
+    working directory; the result's are absolute.
     Raises: RecipeError with one `place: field: found, expected` line per mistake.
     """
     document = _Document.read(path) if path is not None else _Document.empty()
     data = document.data
-    if path is not None and isinstance(data.get("model"), str):
-        data["model"] = str(path.parent / data["model"])
+    if path is not None:
+        _anchor(data, path.parent)
     for override in overrides:
         _apply(data, override)
+    _anchor(data, Path.cwd())
     try:
-        recipe = Recipe.model_validate(data)
+        return Recipe.model_validate(data)
     except ValidationError as error:
         lines = [document.describe(detail, overrides) for detail in error.errors()]
         raise RecipeError("\n".join(dict.fromkeys(lines)), hint=_hint(error.errors())) from error
-    return recipe.model_copy(update={"model": recipe.model.absolute()})
 
 
 def preset_path(name: str) -> Path:
@@ -148,6 +151,22 @@ class _Document:
                     node = key if on_key and depth == len(location) - 1 else value
                     break
         return node
+
+
+def _anchor(data: dict[str, Any], directory: Path) -> None:
+    """Put `directory` in front of every relative path in `data`, which is not validated yet."""
+    for field in PATH_FIELDS:
+        *parents, last = field.split(".")
+        part: Any = data
+        for name in parents:
+            part = part.get(name) if isinstance(part, dict) else None
+        value = part.get(last) if isinstance(part, dict) else None
+        if isinstance(value, str):
+            part[last] = str(directory / value)
+        elif isinstance(value, list):
+            part[last] = [
+                str(directory / item) if isinstance(item, str) else item for item in value
+            ]
 
 
 def _apply(data: dict[str, Any], override: Override) -> None:

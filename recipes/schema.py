@@ -6,9 +6,17 @@ the schema: the pipeline asks that before it works, and lists every reason at on
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Strict,
+)
 
 
 class _Part(BaseModel):
@@ -17,12 +25,35 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class CalibrationRecipe(_Part):
+    """What activations are looked at, for algorithms that need to."""
+
+    data: Path | None = Field(
+        default=None,
+        strict=False,
+        description="Text, or .jsonl with text, prompt or messages; none: the text llmc has.",
+    )
+    samples: PositiveInt = Field(default=256, description="Most sequences taken from the data.")
+    max_tokens: PositiveInt = Field(default=512, description="Most tokens of a sequence.")
+
+
 class QuantizationRecipe(_Part):
     """How weights and KV cache are stored."""
 
     algo: str | None = Field(
         default=None,
-        description="Quantization algorithm of the weights, e.g. W8A16; none: stored as `dtype`.",
+        description="Quantization algorithm of the weights, e.g. W8A16, or auto: by layer; none:"
+        " stored as `dtype`.",
+    )
+    target_bits: float | None = Field(
+        default=None,
+        gt=0,
+        description="auto: most bits of a layer's weight on average, scales included.",
+    )
+    candidates: tuple[str, ...] = Field(
+        default=("W4A16_AWQ", "FP8"),
+        strict=False,
+        description="auto: what a layer's attention or MLP may be quantized to, or left as it is.",
     )
     kv_cache: str | None = Field(
         default=None, description="Quantization of the KV cache; none: stored as `dtype`."
@@ -31,6 +62,23 @@ class QuantizationRecipe(_Part):
         default=None,
         strict=False,
         description="Modules left unquantized, as patterns; none: TensorRT-LLM's list.",
+    )
+    group_size: PositiveInt | None = Field(
+        default=None,
+        description="Input channels that share an INT4 scale; none: the largest that fits.",
+    )
+    alpha: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="SmoothQuant: how much of the inputs' range moves into the weights.",
+    )
+    layout: Literal["sm80", "sm90"] | None = Field(
+        default=None,
+        description="GPU generation that packed weights are permuted for; none: portable.",
+    )
+    calibration: CalibrationRecipe = Field(
+        default=CalibrationRecipe(), description="What activations are looked at."
     )
 
 
@@ -80,6 +128,47 @@ class BuildRecipe(_Part):
         description="Most tokens of prompt and answer; none: the model's max_position_embeddings.",
     )
     plugins: PluginRecipe = Field(default=PluginRecipe(), description="Settings of the fused ops.")
+
+
+class GateRecipe(_Part):
+    """How good the engine must be, measured by running it beside an unquantized one."""
+
+    enabled: bool = Field(
+        default=True,
+        description="Measure the engine; one that was not is neither emitted nor served.",
+    )
+    texts: tuple[Annotated[Path, Strict(False)], ...] | None = Field(
+        default=None,
+        strict=False,
+        description="Text files to measure on, a domain each, relative to the recipe's file;"
+        " none: prose and code that come with llmc.",
+    )
+    max_tokens: Annotated[int, Field(ge=2)] = Field(
+        default=4096, description="Most tokens read of each text."
+    )
+    reference: Path | None = Field(
+        default=None,
+        strict=False,
+        description="Directory of an engine or Hugging Face model to compare with, relative to the"
+        " recipe's file; none: `model` itself, unquantized.",
+    )
+    reference_dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        default="float32", description="Type of the reference's weights and arithmetic."
+    )
+    max_kl: Annotated[FiniteFloat, Field(ge=0)] | None = Field(
+        default=None,
+        description="Largest mean KL divergence of a token from the reference, in nats;"
+        " none: by quantization.",
+    )
+    max_perplexity_increase: FiniteFloat | None = Field(
+        default=None,
+        description="Largest perplexity / reference's perplexity - 1; none: by quantization.",
+    )
+    min_top1_agreement: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None,
+        description="Least share of tokens after which engine and reference like the same token"
+        " best; none: by quantization.",
+    )
 
 
 class ServeRecipe(_Part):
@@ -160,6 +249,7 @@ class Recipe(_Part):
     build: BuildRecipe = Field(
         default=BuildRecipe(), description="Limits compiled into the engine."
     )
+    gate: GateRecipe = Field(default=GateRecipe(), description="How good the engine must be.")
     serve: ServeRecipe = Field(
         default=ServeRecipe(), description="What the Triton repository is told."
     )

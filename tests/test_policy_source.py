@@ -18,13 +18,16 @@ MAX_INIT_LINES = 60
 ADDRESSES: dict[str, tuple[str, ...]] = {
     "torch": ("plugins/*/reference.py", "llmc/quant/*.py", "builders/calibrate.py"),
     "transformers": ("llmc/runtime/tokenizer.py", "builders/calibrate.py"),
-    "tokenizers": ("llmc/runtime/tokenizer.py", "builders/hf/gguf_tokenizer.py"),
+    "tokenizers": (
+        *("llmc/runtime/tokenizer.py", "builders/hf/gguf_tokenizer.py"),
+        "builders/calibrate.py",
+    ),
     "jinja2": ("llmc/runtime/chat_template.py",),
     "mpi4py": ("llmc/runtime/comm.py",),
     "tensorrt": ("*/tensorrt_*.py", "*/tensorrt.py"),
     "tensorrt_rtx": ("*/tensorrt_rtx*.py",),
     "tensorrt_llm": ("*/tensorrt_llm*.py",),
-    "pydantic": ("recipes/*.py", "llmc/artifacts.py", "llmc/stages.py"),
+    "pydantic": ("recipes/*.py", "llmc/artifacts.py", "llmc/stages.py", "llmc/gate/record.py"),
     "yaml": ("recipes/*.py",),
     "typer": ("cli/*.py",),
     "rich": ("cli/*.py",),

@@ -84,6 +84,23 @@ class HfConfig:
         """Note that setting `key` stands in the way."""
         self.reasons.append(f"{self.path}: {key}: {found!r}, expected {wanted}")
 
+    def object(self, key: str) -> "HfConfig | None":
+        """Return setting `key`, an object, to be read the same way; None when absent or null.
+
+        What is noted there is noted here.
+        """
+        data = self.maybe(dict[str, Any], key)
+        if data is None:
+            return None
+        config = HfConfig(Path(f"{self.path}: {key}"), data)
+        config.reasons = self.reasons
+        return config
+
+    def raw(self, key: str) -> Any:
+        """Return setting `key` of any type, None when absent; the caller checks it."""
+        self._read.add(key)
+        return self._data.get(key)
+
     def has(self, key: str) -> bool:
         """Say whether setting `key` is present and not null."""
         return self._data.get(key) is not None

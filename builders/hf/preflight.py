@@ -17,6 +17,7 @@ from llmc.arch import ModelArch
 from llmc.builders.families import FAMILIES
 from llmc.builders.families.family import Family, load_family
 from llmc.builders.hf.config import HfConfig, read_json
+from llmc.builders.hf.prequantized.model import Prequantized, account, read_scheme
 from llmc.builders.hf.reader import HfWeights
 from llmc.checkpoint import CheckpointConfig, TensorSpec, tensor_specs
 from llmc.dtypes import WEIGHT_DTYPES
@@ -29,13 +30,18 @@ _COMPARE_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfModel:
-    """A model that was looked at. `sources`: name of a checkpoint tensor → Hugging Face tensors."""
+    """A model that was looked at.
+
+    `sources`: name of a checkpoint tensor → Hugging Face tensors. `prequantized`: which of the
+    linear modules are quantized and how; for their weights `sources` does not hold.
+    """
 
     config: HfConfig
     arch: ModelArch
     weights: HfWeights
     sources: dict[str, tuple[str, ...]]
     dtype: str
+    prequantized: Prequantized | None = None
 
 
 def examine(model_dir: Path) -> tuple[HfModel | None, list[str]]:
@@ -45,12 +51,17 @@ def examine(model_dir: Path) -> tuple[HfModel | None, list[str]]:
     `model.weights`.
     """
     weights = HfWeights.open(model_dir)
-    config, family, arch, reasons = None, None, None, []
+    config, family, arch, scheme, reasons = None, None, None, None, []
+    is_readable = False
     try:
         config = HfConfig.open(model_dir)
         family = _find_family(config)
         if family is not None:
             arch = family.read_arch(config)
+            num_reasons = len(config.reasons)
+            scheme = read_scheme(model_dir, config, arch)
+            # Of a quantization nobody could read no tensor can be named.
+            is_readable = scheme is not None or len(config.reasons) == num_reasons
     except CheckpointError as error:
         reasons.append(error.message)
     if config is None or family is None or arch is None:
@@ -58,10 +69,22 @@ def examine(model_dir: Path) -> tuple[HfModel | None, list[str]]:
         return None, (config.reasons if config else []) + reasons + weights.reasons
     config.question_unread()
     dtype = config.dtype or _first_dtype(weights)
-    sources, unaccounted = _account(family, arch, weights)
-    model = HfModel(config=config, arch=arch, weights=weights, sources=sources, dtype=dtype)
+    prequantized, misquantized = None, reasons
+    if scheme is not None:
+        prequantized, misquantized = account(scheme, family, arch, weights)
+    sources, unaccounted = _account(family, arch, weights, prequantized)
+    model = HfModel(
+        config=config,
+        arch=arch,
+        weights=weights,
+        sources=sources,
+        dtype=dtype,
+        prequantized=prequantized,
+    )
     generation = _generation_reasons(model_dir, arch)
-    return model, [*config.reasons, *weights.reasons, *unaccounted, *generation]
+    if not is_readable:
+        unaccounted = []
+    return model, [*config.reasons, *weights.reasons, *misquantized, *unaccounted, *generation]
 
 
 def _find_family(config: HfConfig) -> Family | None:
@@ -80,7 +103,7 @@ def _find_family(config: HfConfig) -> Family | None:
 
 
 def _account(
-    family: Family, arch: ModelArch, weights: HfWeights
+    family: Family, arch: ModelArch, weights: HfWeights, prequantized: Prequantized | None
 ) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """Match the checkpoint's tensors with Hugging Face's; return sources and what does not fit."""
     whole = CheckpointConfig(arch=arch, dtype=WEIGHT_DTYPES[0])
@@ -93,11 +116,15 @@ def _account(
             sources[output] = sources[embedding]
     elif arch.tie_word_embeddings:
         reasons += _tie_reasons(weights, sources[output][0], sources[embedding][0])
+    quantized = {f"{module}.weight" for module in prequantized.modules} if prequantized else ()
     for name, spec in specs.items():
+        if name in quantized:
+            continue
         if name == output and sources[output] == sources[embedding]:
             continue
         reasons += _source_reasons(spec, sources[name], weights, untied=name == output)
-    used = {source for names in sources.values() for source in names}
+    used = {source for name, names in sources.items() for source in names if name not in quantized}
+    used |= prequantized.used if prequantized else set()
     for name in weights.infos:
         if name not in used and not family.is_harmless(name):
             reasons.append(f"{weights.path(name)}: {name}: not a tensor of {arch.architecture}")

@@ -54,6 +54,12 @@ class HfWeights:
         """Return rows [start, stop) of tensor `name`; threads may call this at the same time."""
         return self._files[name].read_rows(name, start, stop)
 
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """Return the whole of tensor `name` in memory of its own; it may be a single number."""
+        if self.infos[name].shape:
+            return self.read_rows(name, 0, self.infos[name].shape[0])
+        return self._files[name].read(name).copy()
+
     def close(self) -> None:
         """Close every file."""
         for file in self._files.values():

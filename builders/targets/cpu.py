@@ -29,6 +29,8 @@ from llmc.weights import SafetensorsFile
 log = logging.getLogger(__name__)
 
 KV_DTYPES = ("float32", "float16", "bfloat16")
+QUANTIZED_KV_DTYPES = {"INT8": "int8", "FP8": "float8_e4m3fn"}
+"""kv_cache_quant_algo → element type of the KV pool."""
 BLOCK_MULTIPLE = 32
 """Keys are stored in panels of 32 tokens (plugins/csrc/kv_cache.h)."""
 
@@ -44,6 +46,14 @@ def unsupported(config: CheckpointConfig, limits: BuildLimits) -> list[str]:
     if limits.kv_cache_dtype not in (None, *KV_DTYPES):
         reasons.append(
             f"kv_cache_dtype: {limits.kv_cache_dtype!r}, the cpu target has {', '.join(KV_DTYPES)}"
+        )
+    kv_algo = config.quantization.kv_cache_quant_algo
+    if kv_algo is not None and kv_algo not in QUANTIZED_KV_DTYPES:
+        known = ", ".join(QUANTIZED_KV_DTYPES)
+        reasons.append(f"kv_cache_quant_algo: {kv_algo!r}, the cpu target has {known}")
+    if kv_algo is not None and limits.kv_cache_dtype is not None:
+        reasons.append(
+            f"kv_cache_dtype: {limits.kv_cache_dtype!r}, the checkpoint has a KV cache of {kv_algo}"
         )
     arch = config.arch
     reasons += rope_unsupported(
@@ -92,6 +102,7 @@ def build(
             lowering = RankLowering(
                 limits=limits,
                 dtype=config.dtype,
+                kv_dtype=kv_dtype(config, limits),
                 weights=checkpoint.rank(rank),
                 file=file,
                 progress=progress,
@@ -100,6 +111,12 @@ def build(
     progress.finish()
     text = json.dumps(engine_config(config, limits), indent=4)
     (output_dir / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def kv_dtype(config: CheckpointConfig, limits: BuildLimits) -> str:
+    """Return the element type of the KV pool: the checkpoint's, else the one asked for."""
+    algo = config.quantization.kv_cache_quant_algo
+    return QUANTIZED_KV_DTYPES[algo] if algo else limits.kv_cache_dtype or config.dtype
 
 
 def engine_config(config: CheckpointConfig, limits: BuildLimits) -> dict[str, Any]:
@@ -118,7 +135,7 @@ def engine_config(config: CheckpointConfig, limits: BuildLimits) -> dict[str, An
         "version": llmc.__version__,
         "pretrained_config": config.to_json(),
         "build_config": build_config,
-        "llmc": {"target": "cpu", "kv_cache_dtype": limits.kv_cache_dtype or config.dtype},
+        "llmc": {"target": "cpu", "kv_cache_dtype": kv_dtype(config, limits)},
     }
 
 
@@ -128,6 +145,7 @@ class RankLowering:
 
     limits: BuildLimits
     dtype: str
+    kv_dtype: str
     weights: SafetensorsFile
     file: EngineFileWriter
     progress: Progress
@@ -141,15 +159,15 @@ class RankLowering:
     def tokens_per_block(self) -> int:
         return self.limits.tokens_per_block
 
-    @property
-    def kv_dtype(self) -> str:
-        return self.limits.kv_cache_dtype or self.dtype
-
     def read(self, names: tuple[str, ...]) -> npt.NDArray[Any]:
         parts = []
         for name in names:
             info = self.weights.infos[name]
-            parts.append(self.weights.read_rows(name, 0, info.shape[0]))
+            scalar = not info.shape
+            weights = self.weights
+            parts.append(
+                weights.read(name) if scalar else weights.read_rows(name, 0, info.shape[0])
+            )
             self.progress.advance(info.num_bytes)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

@@ -1,30 +1,41 @@
 """The TensorRT-LLM checkpoint: config.json and rank<N>.safetensors, the hub every target reads.
 
-`config` owns config.json, `schema` the tensors each rank file must hold and how a model is split
-into them, `directory` an existing checkpoint on disk. Nothing here knows of Hugging Face.
+`config` owns config.json, `schema` the tensors each rank file must hold, `linears` those of each
+linear module in its format, `split` which part of a tensor a rank holds, `combinations` what
+TensorRT-LLM forbids, `directory` an existing checkpoint on disk. Nothing here knows of Hugging
+Face.
 """
 
-from llmc.checkpoint.config import CheckpointConfig, Quantization
-from llmc.checkpoint.directory import Checkpoint
+from llmc.checkpoint.combinations import forbidden
+from llmc.checkpoint.config import CheckpointConfig
+from llmc.checkpoint.directory import Checkpoint, write_config
+from llmc.checkpoint.linears import Linear, layer_linears, linear_specs, lm_head
+from llmc.checkpoint.quantization import MIXED_PRECISION, Quantization
 from llmc.checkpoint.schema import (
-    Segment,
-    TensorSpec,
     file_mapping,
     tensor_schema,
     tensor_specs,
     unsplittable,
     valid_tp_sizes,
 )
+from llmc.checkpoint.split import Segment, TensorSpec
 
 __all__ = [
+    "MIXED_PRECISION",
     "Checkpoint",
     "CheckpointConfig",
+    "Linear",
     "Quantization",
     "Segment",
     "TensorSpec",
     "file_mapping",
+    "forbidden",
+    "layer_linears",
+    "linear_specs",
+    "lm_head",
     "tensor_schema",
     "tensor_specs",
     "unsplittable",
     "valid_tp_sizes",
+    "write_config",
 ]

@@ -7,27 +7,18 @@ object "llmc", which its loader accepts and ignores.
 
 import logging
 from dataclasses import dataclass, field, fields
-from fnmatch import fnmatchcase
 from typing import Any
 
 from llmc.arch import ModelArch
+from llmc.checkpoint.quantization import Quantization
 from llmc.dtypes import WEIGHT_DTYPES
 from llmc.errors import CheckpointError
 from llmc.mapping import Mapping
+from llmc.quant.format import QuantFormat, load_format, tensor_name
+from llmc.quant.layouts import LAYOUTS
 
 log = logging.getLogger(__name__)
 
-DEFAULT_EXCLUDE_MODULES = (
-    "*lm_head",
-    "*router",
-    "*vocab_embedding",
-    "*position_embedding",
-    "*block_embedding",
-    "*shared_expert_gate",
-)
-"""What TensorRT-LLM leaves unquantized when `exclude_modules` is null."""
-
-_NEVER_QUANTIZED = ("*vocab_embedding", "*position_embedding", "*block_embedding")
 _FIXED: dict[str, Any] = {"qk_layernorm": False, "runtime_defaults": None}
 """Common keys with one value this version handles."""
 
@@ -45,46 +36,13 @@ _REQUIRED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantization:
-    """The `quantization` object of config.json; names and defaults are TensorRT-LLM's."""
-
-    quant_algo: str | None = None
-    kv_cache_quant_algo: str | None = None
-    group_size: int = 128
-    smoothquant_val: float = 0.5
-    clamp_val: tuple[float, float] | None = None
-    use_meta_recipe: bool = False
-    has_zero_point: bool = False
-    pre_quant_scale: bool = False
-    exclude_modules: tuple[str, ...] | None = None
-
-    def quantizes(self, module: str) -> bool:
-        """Say whether a linear module, as "transformer.layers.0.attention.qkv", is quantized."""
-        if self.quant_algo is None:
-            return False
-        excluded = DEFAULT_EXCLUDE_MODULES if self.exclude_modules is None else self.exclude_modules
-        return not any(fnmatchcase(module, pattern) for pattern in (*excluded, *_NEVER_QUANTIZED))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the `quantization` object."""
-        data = {item.name: getattr(self, item.name) for item in fields(self)}
-        lists = {key: list(value) for key, value in data.items() if isinstance(value, tuple)}
-        return data | lists
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "Quantization":
-        """Read the `quantization` object; an unknown key is an error, as in TensorRT-LLM."""
-        known = {item.name for item in fields(cls)}
-        unknown = sorted(data.keys() - known)
-        if unknown:
-            raise CheckpointError(f"quantization.{unknown[0]}: unknown key")
-        lists = {key: tuple(value) for key, value in data.items() if isinstance(value, list)}
-        return cls(**{**data, **lists})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """Everything config.json says: architecture, split, and how numbers are stored."""
+    """Everything config.json says: architecture, split, and how numbers are stored.
+
+    `layout` names the GPU generation that weight-only weights are permuted for (llmc.quant.layouts;
+    None: they are not, or nobody wrote it down). TensorRT-LLM does not record it, so it is kept in
+    the "llmc" object; and so is what a quantization differing by module keeps in quant_cfg.json.
+    """
 
     arch: ModelArch
     dtype: str
@@ -93,6 +51,25 @@ class CheckpointConfig:
     logits_dtype: str = "float32"
     use_parallel_embedding: bool = False
     embedding_sharding_dim: int = 0
+    layout: str | None = None
+
+    def stored_format(self, module: str) -> QuantFormat | None:
+        """Return the format of a linear module's tensors in the rank files, None when plain.
+
+        Without a layout, W8A16 and W4A16 keep plain weights, which the target quantizes at build.
+        """
+        algo = self.quantization.of_module(module).quant_algo
+        if algo is None:
+            return None
+        form = load_format(algo)
+        return None if form.in_checkpoint == "plain" and self.layout is None else form
+
+    def linear_tensors(self, module: str) -> dict[str, str]:
+        """Return the names of a linear module's tensors but its bias, by role."""
+        form = self.stored_format(module)
+        if form is None:
+            return {"weight": f"{module}.weight"}
+        return {tensor.role: tensor_name(tensor, module) for tensor in form.tensors_of(module)}
 
     @property
     def padded_vocab_size(self) -> int:
@@ -115,10 +92,16 @@ class CheckpointConfig:
             "use_parallel_embedding": self.use_parallel_embedding,
             "embedding_sharding_dim": self.embedding_sharding_dim,
             "mapping": self.mapping.to_json(),
-            "quantization": self.quantization.to_json(),
         }
-        if self.arch.sliding_window is not None:
-            data["llmc"] = {"sliding_window": self.arch.sliding_window}
+        quantization = self.quantization.to_json()
+        own = {
+            "sliding_window": self.arch.sliding_window,
+            "layout": self.layout,
+            "quantized_layers": quantization.pop("quantized_layers", None),
+        }
+        data["quantization"] = quantization
+        if any(value is not None for value in own.values()):
+            data["llmc"] = {key: value for key, value in own.items() if value is not None}
         return data
 
     @classmethod
@@ -141,15 +124,26 @@ class CheckpointConfig:
         sharding_dim = _typed(data, "embedding_sharding_dim", int, 0)
         if sharding_dim not in (0, 1):
             raise CheckpointError(f"embedding_sharding_dim: {sharding_dim}, expected 0 or 1")
+        layout = _typed(_typed(data, "llmc", dict, {}), "layout", (str, type(None)))
+        if layout is not None and layout not in LAYOUTS:
+            raise CheckpointError(f"layout: {layout!r}, expected one of {', '.join(LAYOUTS)}")
         return cls(
             arch=_read_arch(data),
             dtype=dtype,
             mapping=Mapping.from_json(_typed(data, "mapping", dict, {})),
-            quantization=Quantization.from_json(_typed(data, "quantization", dict, {})),
+            quantization=_read_quantization(data),
             logits_dtype=_typed(data, "logits_dtype", str, "float32"),
             use_parallel_embedding=_typed(data, "use_parallel_embedding", bool, False),
             embedding_sharding_dim=sharding_dim,
+            layout=layout,
         )
+
+
+def _read_quantization(data: dict[str, Any]) -> Quantization:
+    own = _typed(data, "llmc", dict, {})
+    layers = _typed(own, "quantized_layers", (dict, type(None)))
+    extra = {} if layers is None else {"quantized_layers": layers}
+    return Quantization.from_json(_typed(data, "quantization", dict, {}) | extra)
 
 
 def _read_arch(data: dict[str, Any]) -> ModelArch:

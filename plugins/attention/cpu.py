@@ -30,6 +30,9 @@ def lower(call: OpCall, lowering: Lowering) -> list[CpuOp]:
         num_positions=lowering.max_seq_len,
     )
     # Every layer has the same tables: `write` keeps the first of a name.
+    kv_scale = 1.0
+    if "kv_cache_scaling_factor" in call.weights:
+        kv_scale = float(lowering.read(call.weights["kv_cache_scaling_factor"]).reshape(-1)[0])
     tables = (lowering.write("rope.cos", cos), lowering.write("rope.sin", sin), KV_CACHE)
     lowering.add_value(call.outputs[0], lowering.rows(call.inputs[0]), heads * size)
     shape = (heads, kv_heads, size, attrs["rotary_dim"], lowering.tokens_per_block)
@@ -41,6 +44,7 @@ def lower(call: OpCall, lowering: Lowering) -> list[CpuOp]:
             outputs=(),
             type=lowering.kv_dtype,
             dims=shape,
+            params=(1 / kv_scale,),
             tensors=tables,
             layer=attrs["layer"],
         ),
@@ -51,7 +55,7 @@ def lower(call: OpCall, lowering: Lowering) -> list[CpuOp]:
             outputs=call.outputs,
             type=lowering.kv_dtype,
             dims=(*shape, attrs["sliding_window"] or 0),
-            params=(attrs["scale"],),
+            params=(attrs["scale"] * kv_scale, kv_scale),
             tensors=tables,
             layer=attrs["layer"],
         ),

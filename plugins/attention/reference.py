@@ -29,11 +29,14 @@ def evaluate(
     max_position_embeddings: int,
     sliding_window: int | None,
     scale: float,
+    kv_quant: str = "none",
+    kv_cache_scaling_factor: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended values [T, N * D] and write the new keys and values.
 
     `kv_cache` is [num_layers, 2, num_blocks, tokens_per_block, K, D], keys first; its layer `layer`
-    is modified. Softmax in float32.
+    is modified. Softmax in float32. With `kv_quant` it holds what is left of keys and values once
+    divided by the scaling factor and rounded, scaled back.
     """
     heads = qkv.reshape(qkv.shape[0], num_heads + 2 * num_kv_heads, head_size)
     q_TND, v_TKD = heads[:, :num_heads], heads[:, num_heads + num_kv_heads :]
@@ -46,8 +49,11 @@ def evaluate(
         num_positions=int(context_lens.max()),
     )
     at = positions.long()
-    cos_T1H, sin_T1H = torch.from_numpy(cos)[at, None], torch.from_numpy(sin)[at, None]
+    cos_T1H, sin_T1H = (torch.from_numpy(table).to(at.device)[at, None] for table in (cos, sin))
     q_TND, k_TKD = (rotate(x, cos_T1H.to(x.dtype), sin_T1H.to(x.dtype)) for x in (q_TND, k_TKD))
+    if kv_quant != "none":
+        assert kv_cache_scaling_factor is not None
+        k_TKD, v_TKD = (_round_kv(x, kv_cache_scaling_factor, kv_quant) for x in (k_TKD, v_TKD))
     keys, values = kv_cache[layer]
     out_TND = torch.empty_like(q_TND)
     for sequence, length in enumerate(context_lens.tolist()):
@@ -82,7 +88,7 @@ def attend(
     group = q_TND.shape[1] // k_CKD.shape[1]
     k_CND, v_CND = (x.repeat_interleave(group, dim=1) for x in (k_CKD, v_CKD))
     scores = torch.einsum("tnd,cnd->ntc", q_TND, k_CND).float() * scale
-    distance = positions[:, None] - torch.arange(k_CKD.shape[0])
+    distance = positions[:, None] - torch.arange(k_CKD.shape[0], device=positions.device)
     hidden = distance < 0
     if sliding_window is not None:
         hidden |= distance >= sliding_window
@@ -90,9 +96,16 @@ def attend(
     return torch.einsum("ntc,cnd->tnd", weights, v_CND)
 
 
+def _round_kv(x: torch.Tensor, scale: torch.Tensor, kv_quant: str) -> torch.Tensor:
+    steps = x * (1 / scale.to(x.dtype))
+    if kv_quant == "INT8":
+        return steps.clamp(-128, 127).round() * scale
+    return steps.clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype) * scale
+
+
 def _slots(
     block_table: torch.Tensor, length: int, tokens_per_block: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return page and slot of positions 0 to length - 1."""
-    position = torch.arange(length)
+    position = torch.arange(length, device=block_table.device)
     return block_table.long()[position // tokens_per_block], position % tokens_per_block

@@ -4,9 +4,11 @@ Columns of `qkv` are [q heads | k heads | v heads]; query head i reads KV head
 i // (num_heads // num_kv_heads). Token t of sequence s sits at batch.positions[t] and sees
 positions 0..positions[t] of its own sequence. Block b of a sequence holds positions
 [b * tokens_per_block, (b + 1) * tokens_per_block) at page batch.block_tables[s, b].
+
+With `kv_quant` the cache holds keys and values divided by `kv_cache_scaling_factor` and rounded.
 """
 
-from llmc.plugins.graph import Attribute, OpSpec
+from llmc.plugins.graph import Attribute, OpSpec, WeightRole
 
 SPEC = OpSpec(
     name="attention",
@@ -32,8 +34,12 @@ SPEC = OpSpec(
         "sliding_window": Attribute(
             types=(int, type(None)), meaning="most recent positions a token sees, itself included"
         ),
+        "kv_quant": Attribute(
+            types=(str,), meaning='"none" or the kv_cache_quant_algo: "INT8" or "FP8"'
+        ),
         "scale": Attribute(types=(float,), meaning="factor of q @ k before the softmax"),
     },
+    weights={"kv_cache_scaling_factor": WeightRole(shape=("1",), optional=True)},
     uses_kv_cache=True,
     reads_batch=("positions", "query_start", "context_lens", "block_tables"),
 )

@@ -4,7 +4,7 @@
 #pragma once
 #include <stdint.h>
 
-#define LLMC_ABI_VERSION 1
+#define LLMC_ABI_VERSION 2
 #define LLMC_QUERY_TILE 16
 #define LLMC_API extern "C" __attribute__((visibility("default")))
 
@@ -17,11 +17,20 @@ enum LlmcKind : int32_t {
     LLMC_GATED_ACTIVATION = 5,
     LLMC_ADD = 6,
     LLMC_GATHER_LAST = 7,
-    LLMC_NUM_KINDS = 8,
+    LLMC_ROUND_ROWS = 8,
+    LLMC_NUM_KINDS = 9,
 };
 
-// Element types of stored tensors. Activations are always fp32.
-enum LlmcType : int32_t { LLMC_F32 = 0, LLMC_F16 = 1, LLMC_BF16 = 2, LLMC_I8 = 3 };
+// Element types of stored tensors. Activations are always fp32. F8 is e4m3, F4 e2m1.
+enum LlmcType : int32_t {
+    LLMC_F32 = 0,
+    LLMC_F16 = 1,
+    LLMC_BF16 = 2,
+    LLMC_I8 = 3,
+    LLMC_F8 = 4,
+    LLMC_I4 = 5,
+    LLMC_F4 = 6,
+};
 
 // One op of a program. What `tensor`, `dim` and `param` mean is written above each kernel.
 struct LlmcOp {

@@ -13,7 +13,7 @@ struct KvLayout {
 
     KvLayout(const LlmcOp& op)
         : kv_heads(op.dim[1]), padded_size(pad32(op.dim[2])), subs_per_block(op.dim[4] / 32),
-          unit_bytes(2 * padded_size * 32 * type_bytes(op.type)), type(op.type) {}
+          unit_bytes(2 * LLMC_NS::panel_bytes(op.type, padded_size)), type(op.type) {}
 
     // The unit holding tokens [32 * sub, 32 * sub + 32) of a sequence with this block table.
     char* unit(void* cache, const int32_t* table, int64_t sub, int64_t head) const {
@@ -21,8 +21,8 @@ struct KvLayout {
         const int64_t index = (block * kv_heads + head) * subs_per_block + sub % subs_per_block;
         return static_cast<char*>(cache) + index * unit_bytes;
     }
-    int64_t panel_bytes() const { return PANEL * 32 * type_bytes(type); }  // of one value panel
-    int64_t values_offset() const { return padded_size * 32 * type_bytes(type); }
+    int64_t panel_bytes() const { return LLMC_NS::panel_bytes(type, 32); }  // of one value panel
+    int64_t values_offset() const { return LLMC_NS::panel_bytes(type, padded_size); }
 };
 
 }  // namespace LLMC_NS

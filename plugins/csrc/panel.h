@@ -1,8 +1,9 @@
 // Panels: 32 columns of a matrix [K, 32], stored so that every instruction set reads them cheaply.
 //
-// fp32 and fp16: [K][32]. bf16 and int8: [K/32][2 halves][16 k-pairs][16 columns][2], which is the
+// fp32 and fp16: [K][32]. bf16, int8 and e4m3: [K/32][2 halves][16 k-pairs][16 columns][2], which is the
 // order of AMX B-tiles; elsewhere a lane of 32 (16) bits holds k and k+1 of one column, so a shift
-// and a mask give two vectors of floats. K is padded to a multiple of 32 with zeros.
+// and a mask give two vectors of floats. int4 and e2m1 are in the same order, k in the lower four bits
+// of a byte and k+1 in the upper. K is padded to a multiple of 32 with zeros.
 // Weights, key blocks (K = head dim, columns = tokens) and value blocks (K = tokens, columns = head
 // dim) are all panels. Rows [r][32] of accumulators are called c.
 #pragma once
@@ -14,12 +15,21 @@ namespace LLMC_NS {
 constexpr int PANEL = 32;
 constexpr int VECTORS = PANEL / W;  // of a panel row
 
-static inline int64_t type_bytes(int type) {
-    return type == LLMC_F32 ? 4 : type == LLMC_I8 ? 1 : 2;
+static inline int64_t type_bits(int type) {
+    switch (type) {
+        case LLMC_F32: return 32;
+        case LLMC_F16: case LLMC_BF16: return 16;
+        case LLMC_I4: case LLMC_F4: return 4;
+        default: return 8;
+    }
+}
+// Bytes of k_count rows of a panel.
+static inline int64_t panel_bytes(int type, int64_t k_count) {
+    return k_count * PANEL * type_bits(type) / 8;
 }
 static inline int64_t pad32(int64_t n) { return (n + 31) / 32 * 32; }
 
-// Elements before (k, column) in a panel of bf16 or int8.
+// Elements before (k, column) in a panel of pairs.
 static inline int64_t paired_offset(int64_t k, int64_t column) {
     return ((k / 32 * 2 + column / 16) * 16 + k % 32 / 2) * 32 + column % 16 * 2 + k % 2;
 }
@@ -43,6 +53,16 @@ static inline void load_pair(const void* panel, int64_t pair, int v, vf& even, v
         const uint16_t* p = static_cast<const uint16_t*>(panel) + pair * 2 * PANEL + v * W;
         even = load_f16(p);
         odd = load_f16(p + PANEL);
+    } else if constexpr (TYPE == LLMC_I4 || TYPE == LLMC_F4) {
+        const uint8_t* bytes = static_cast<const uint8_t*>(panel) + paired_vector(pair, v) / 2;
+        const vi wide = widen_unsigned(bytes);
+        if constexpr (TYPE == LLMC_I4) {
+            even = __builtin_convertvector((wide << 28) >> 28, vf);
+            odd = __builtin_convertvector((wide << 24) >> 28, vf);
+        } else {
+            even = e2m1_to_f32(wide);
+            odd = e2m1_to_f32(wide >> 4);
+        }
     } else {
         const int64_t offset = paired_vector(pair, v);
         if constexpr (TYPE == LLMC_BF16) {
@@ -54,8 +74,13 @@ static inline void load_pair(const void* panel, int64_t pair, int v, vf& even, v
             vs16 pairs;
             memcpy(&pairs, static_cast<const int8_t*>(panel) + offset, sizeof pairs);
             vi wide = __builtin_convertvector(pairs, vi);
-            even = __builtin_convertvector((wide << 24) >> 24, vf);
-            odd = __builtin_convertvector(wide >> 8, vf);
+            if constexpr (TYPE == LLMC_I8) {
+                even = __builtin_convertvector((wide << 24) >> 24, vf);
+                odd = __builtin_convertvector(wide >> 8, vf);
+            } else {
+                even = (vf)(((wide << 24) >> 4) & (int32_t)0x87f00000) * 0x1p120f;
+                odd = (vf)(((wide << 16) >> 4) & (int32_t)0x87f00000) * 0x1p120f;
+            }
         }
     }
 }
@@ -69,6 +94,37 @@ static inline void unpack(const void* panel, int64_t k_begin, int64_t k_count, f
             load_pair<TYPE>(panel, (k_begin + k) / 2, v, even, odd);
             store(out + v * W, even);
             store(out + PANEL + v * W, odd);
+        }
+    }
+}
+
+// Scales (and zeros) of a panel whose weights share them over `size` neighbouring k, which is even:
+// [K / size][32] scales, each group's followed by its 32 zeros if there are any.
+struct Groups {
+    const float* values;  // null: the panel's weights are what they are
+    int64_t size;
+    bool zeros;
+
+    const float* of(int64_t k) const { return values + k / size * PANEL * (zeros ? 2 : 1); }
+};
+
+// unpack(), each weight times its group's scale.
+template <int TYPE>
+static inline void unpack_grouped(const void* panel, const Groups& groups, int64_t k_begin,
+                                  int64_t k_count, float* out) {
+    for (int64_t k = k_begin, end; k < k_begin + k_count; k = end) {
+        end = (k / groups.size + 1) * groups.size;
+        if (end > k_begin + k_count) end = k_begin + k_count;
+        const float* values = groups.of(k);
+        vf scale[VECTORS];
+        for (int v = 0; v < VECTORS; v++) scale[v] = load(values + v * W);
+        for (int64_t pair = k / 2; pair < end / 2; pair++, out += 2 * PANEL) {
+            for (int v = 0; v < VECTORS; v++) {
+                vf even, odd;
+                load_pair<TYPE>(panel, pair, v, even, odd);
+                store(out + v * W, even * scale[v]);
+                store(out + PANEL + v * W, odd * scale[v]);
+            }
         }
     }
 }
@@ -134,9 +190,10 @@ static inline void multiply_packed(const float* a, int64_t a_row, const void* pa
     for (int64_t pair = 0; pair < pairs; pair++) {
         if constexpr (N == VECTORS) {
             const char* ahead = static_cast<const char*>(panel) +
-                                (pair + PREFETCH_PAIRS) * 2 * PANEL * type_bytes(TYPE);
+                                panel_bytes(TYPE, (pair + PREFETCH_PAIRS) * 2);
             __builtin_prefetch(ahead);
-            if constexpr (TYPE != LLMC_I8) __builtin_prefetch(ahead + 64);
+            if constexpr (TYPE == LLMC_F32 || TYPE == LLMC_F16 || TYPE == LLMC_BF16)
+                __builtin_prefetch(ahead + 64);
         }
         vf even[N], odd[N];
         for (int v = 0; v < N; v++) load_pair<TYPE>(panel, pair, v0 + v, even[v], odd[v]);

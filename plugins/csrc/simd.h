@@ -19,6 +19,7 @@ typedef float vf __attribute__((vector_size(W * 4), may_alias));
 typedef int32_t vi __attribute__((vector_size(W * 4), may_alias));
 typedef uint32_t vu __attribute__((vector_size(W * 4), may_alias));
 typedef int16_t vs16 __attribute__((vector_size(W * 2), may_alias));
+typedef int16_t vs32 __attribute__((vector_size(W * 4), may_alias));
 typedef float vf_unaligned __attribute__((vector_size(W * 4), aligned(4), may_alias));
 
 static inline vf load(const float* p) { return *reinterpret_cast<const vf_unaligned*>(p); }
@@ -84,6 +85,33 @@ static inline vi widen_bytes(const int8_t* p) {
     bytes packed;
     memcpy(&packed, p, sizeof packed);
     return (vi)__builtin_convertvector(packed, words);
+#endif
+}
+
+// W bytes to int32, zeros above.
+static inline vi widen_unsigned(const uint8_t* p) {
+#if LLMC_W == 16 && defined(__AVX512F__)
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif LLMC_W == 8
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+    typedef uint8_t bytes __attribute__((vector_size(W), may_alias));
+    bytes packed;
+    memcpy(&packed, p, W);
+    return __builtin_convertvector(packed, vi);
+#endif
+}
+
+// The e2m1 number in the lowest four bits of each lane.
+static inline vf e2m1_to_f32(vi codes) {
+#if LLMC_W == 8
+    const __m256 magnitudes = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
+    const vi found = (vi)_mm256_permutevar8x32_ps(magnitudes, (__m256i)codes);
+    return (vf)(found | (codes << 28 & INT32_MIN));
+#else
+    // Sign, exponent and mantissa where a float has them; the factor moves the exponent's bias,
+    // which is exact, denormals included.
+    return (vf)((codes << 28) >> 6 & (int32_t)0x81c00000) * 0x1p126f;
 #endif
 }
 

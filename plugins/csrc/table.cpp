@@ -4,7 +4,7 @@
 namespace LLMC_NS {
 
 extern const Kernel embedding, rms_norm, linear, rope_kv, attention, gated_activation, add,
-    gather_last;
+    gather_last, round_rows;
 
 KernelTable kernels() {
     static Kernel table[LLMC_NUM_KINDS];
@@ -16,6 +16,7 @@ KernelTable kernels() {
     table[LLMC_GATED_ACTIVATION] = gated_activation;
     table[LLMC_ADD] = add;
     table[LLMC_GATHER_LAST] = gather_last;
+    table[LLMC_ROUND_ROWS] = round_rows;
     return table;
 }
 

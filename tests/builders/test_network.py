@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from llmc.builders.network import build_network
+from llmc.checkpoint import Quantization, tensor_schema
 from llmc.errors import UnsupportedError
 from tests.plugins.interpreter import Rank, run_step
 from tests.plugins.ragged import TOKENS_PER_BLOCK, ragged_steps
@@ -131,6 +132,24 @@ def test_sliding_window_equals_mistral() -> None:
     assert (have - want).abs().max() < 1e-4 * want.std()
 
 
+def test_a_later_stage_takes_the_formats_of_its_own_layers() -> None:
+    """Layers are counted inside the stage; what quantizes them is named by the whole model's."""
+    tiny = TinyLlama.make()
+    fourth = {f"transformer.layers.3.mlp.{name}": "FP8" for name in ("fc", "gate", "proj")}
+    config = replace(tiny.config(pp=2), quantization=Quantization.mixed(fourth))
+    linears = {call.name: call for call in build_network(config, 1).ops if call.plugin == "linear"}
+    quants = {name: call.attrs["quant"] for name, call in linears.items()}
+    assert quants["transformer.layers.0.mlp.proj"] == "none"
+    assert quants["transformer.layers.1.mlp.proj"] == "FP8"
+    weights = linears["transformer.layers.1.mlp.proj"].weights
+    prefix = "transformer.layers.1.mlp.proj"
+    assert weights["activation_scaling_factor"] == (f"{prefix}.activation_scaling_factor",)
+    for rank in range(2):
+        schema = tensor_schema(config, rank)
+        for call in build_network(config, rank).ops:
+            assert all(name in schema for names in call.weights.values() for name in names)
+
+
 def test_every_reason_is_listed() -> None:
     tiny = TinyLlama.make()
     arch = replace(
@@ -150,6 +169,6 @@ def test_every_reason_is_listed() -> None:
         "position_embedding_type: 'alibi'",
         "residual_mlp: True, expected False",
         "moe.num_experts: 8, expected 0",
-        "of transformer.layers.1.mlp.fc and transformer.layers.1.mlp.gate one only",
+        "transformer.layers.1.mlp.fc is plain, transformer.layers.1.mlp.gate W8A16",
     ):
         assert part in text

@@ -123,7 +123,7 @@ def test_every_reason_is_reported_before_any_work(model: Path, tmp_path: Path) -
         build(
             model,
             tmp_path / "out",
-            *("quantization.algo=INT3", "quantization.kv_cache=FP8", "mapping.tp=3"),
+            *("quantization.algo=INT3", "quantization.kv_cache=INT3", "mapping.tp=3"),
             *("build.max_seq_len=256", "build.max_input_len=300", "build.max_num_tokens=8"),
         )
     text = caught.value.message

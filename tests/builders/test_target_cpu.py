@@ -11,7 +11,7 @@ import pytest
 from llmc.builders.network import build_network
 from llmc.builders.targets import cpu
 from llmc.builders.targets.cpu_fusion import fuse
-from llmc.checkpoint import Checkpoint
+from llmc.checkpoint import Checkpoint, Quantization
 from llmc.errors import CheckpointError, UnsupportedError
 from llmc.log import NullProgress
 from llmc.plugins import PLUGINS, graph
@@ -60,6 +60,24 @@ def test_unknown_quantization_is_a_reason(tiny: TinyLlama) -> None:
     assert call.plugin == "linear"
     odd = replace(call, attrs={**call.attrs, "quant": "W4A16_AWQ"})
     assert "W4A16_AWQ" in graph.part("linear", "cpu").unsupported(odd)[0]
+
+
+def test_weights_permuted_for_an_unknown_gpu_are_a_reason(tiny: TinyLlama) -> None:
+    config = replace(tiny.config(quant="W4A16_GPTQ"), dtype="float16")
+    quantization = replace(config.quantization, group_size=32)
+    config = replace(config, quantization=quantization)
+    assert any("no layout" in reason for reason in cpu.unsupported(config, LIMITS))
+    assert cpu.unsupported(replace(config, layout="sm80"), LIMITS) == []
+
+
+def test_kv_cache_is_the_checkpoints(tiny: TinyLlama) -> None:
+    config = replace(tiny.config(), quantization=Quantization.of(None, "INT8"))
+    assert cpu.unsupported(config, LIMITS) == []
+    assert cpu.kv_dtype(config, LIMITS) == "int8"
+    (reason,) = cpu.unsupported(config, replace(LIMITS, kv_cache_dtype="float16"))
+    assert "the checkpoint has a KV cache of INT8" in reason
+    odd = replace(config, quantization=Quantization.of(None, "NVFP4"))
+    assert any("'NVFP4'" in reason for reason in cpu.unsupported(odd, LIMITS))
 
 
 def test_build_refuses_before_writing(tiny: TinyLlama, tmp_path: Path) -> None:

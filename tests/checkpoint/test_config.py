@@ -47,6 +47,24 @@ def test_what_tensorrt_llm_has_no_key_for_is_apart() -> None:
     assert "llmc" not in CheckpointConfig(arch=ARCH, dtype="float16").to_json()
 
 
+def test_the_layout_of_packed_weights_is_kept() -> None:
+    packed = replace(CONFIG, layout="sm90")
+    assert packed.to_json()["llmc"] == {"sliding_window": 32, "layout": "sm90"}
+    assert CheckpointConfig.from_json(packed.to_json()) == packed
+
+
+def test_weight_only_modules_are_stored_plain_without_a_layout() -> None:
+    module = "transformer.layers.0.mlp.fc"
+    assert CONFIG.stored_format(module) is None
+    assert CONFIG.linear_tensors(module) == {"weight": f"{module}.weight"}
+    packed = replace(CONFIG, layout="sm90")
+    assert packed.linear_tensors(module) == {
+        "weight": f"{module}.weight",
+        "per_channel_scale": f"{module}.per_channel_scale",
+    }
+    assert packed.linear_tensors("lm_head") == {"weight": "lm_head.weight"}
+
+
 def test_absent_keys_have_tensorrt_llms_defaults() -> None:
     config = CheckpointConfig.from_json(
         {
@@ -84,6 +102,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"embedding_sharding_dim": 2}, "embedding_sharding_dim: 2, expected 0 or 1"),
     ({"quantization": {"quant_algorithm": "W8A16"}}, "quantization.quant_algorithm: unknown key"),
     ({"quantization": []}, "quantization: [], expected dict"),
+    ({"quantization": {"quant_algo": "FP7"}}, "quantization.quant_algo: 'FP7', expected one of"),
+    ({"llmc": {"layout": 80}}, "layout: 80, expected str or NoneType"),
+    ({"llmc": {"layout": "sm70"}}, "layout: 'sm70', expected one of sm80"),
 ]
 
 

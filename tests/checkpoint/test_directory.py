@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmc.checkpoint import Checkpoint, CheckpointConfig, tensor_schema
+from llmc.checkpoint import Checkpoint, CheckpointConfig, Quantization, tensor_schema
+from llmc.dtypes import numpy_dtype
 from llmc.errors import CheckpointError
 from llmc.mapping import Mapping
+from llmc.quant import FORMATS
+from llmc.quant.format import load_format
 from llmc.tensors import TensorInfo
 from llmc.weights import SafetensorsWriter
 from tests.checkpoint.test_schema import ARCH
@@ -116,3 +119,53 @@ def test_a_config_that_is_no_object_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match="config.json: "):
         Checkpoint.open(tmp_path)
+
+
+def write_quantized(directory: Path, config: CheckpointConfig, *, without: str = "") -> None:
+    (directory / "config.json").write_text(json.dumps(config.to_json()))
+    schema = {name: info for name, info in tensor_schema(config, 0).items() if name != without}
+    with SafetensorsWriter(directory / "rank0.safetensors", list(schema.values())) as out:
+        for info in schema.values():
+            out.write(info.name, np.ones(info.shape, numpy_dtype(info.dtype)))
+
+
+@pytest.mark.parametrize("algo", FORMATS)
+def test_a_quantized_checkpoint_opens(algo: str, tmp_path: Path) -> None:
+    arch = replace(
+        ARCH, hidden_size=128, head_size=32, intermediate_size=256, num_attention_heads=4
+    )
+    layout = "sm80" if load_format(algo).needs_layout else None
+    config = CheckpointConfig(
+        arch=arch, dtype="float16", quantization=Quantization.of(algo, "FP8"), layout=layout
+    )
+    write_quantized(tmp_path, config)
+    assert Checkpoint.open(tmp_path).config == config
+    if layout is not None:
+        unnamed = replace(config, layout=None).to_json()
+        (tmp_path / "config.json").write_text(json.dumps(unnamed))
+        with pytest.raises(CheckpointError, match="packed for one GPU generation"):
+            Checkpoint.open(tmp_path)
+        assert Checkpoint.open(tmp_path, layout="sm80").config == config
+
+
+def test_a_quantized_weight_without_its_scale_is_an_error(tmp_path: Path) -> None:
+    arch = replace(ARCH, hidden_size=128)
+    config = CheckpointConfig(arch=arch, dtype="float16", quantization=Quantization.of("FP8"))
+    scale = "transformer.layers.2.mlp.proj.weights_scaling_factor"
+    write_quantized(tmp_path, config, without=scale)
+    with pytest.raises(CheckpointError, match=f"{scale}: missing"):
+        Checkpoint.open(tmp_path)
+
+
+def test_bounds_that_nvidias_loader_does_not_need_may_be_absent(tmp_path: Path) -> None:
+    quantization = Quantization.of("FP8_PER_CHANNEL_PER_TOKEN")
+    config = CheckpointConfig(arch=ARCH, dtype="float16", quantization=quantization)
+    write_quantized(tmp_path, config, without="transformer.layers.0.mlp.clamp_val")
+    assert "transformer.layers.1.mlp.clamp_val" in Checkpoint.open(tmp_path).rank(0).infos
+
+
+def test_a_layout_that_contradicts_the_config_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(replace(CONFIG, layout="sm80").to_json()))
+    with pytest.raises(CheckpointError, match="layout 'sm90', but config.json says 'sm80'"):
+        Checkpoint.open(tmp_path, layout="sm90")

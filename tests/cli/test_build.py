@@ -18,13 +18,17 @@ from tests.cli.run import Done, llmc
 
 Run = Callable[..., Done]
 
-RUN_OPTIONS = {"source", "output", "until", "settings", "workers", "force", "as_json"}
+RUN_OPTIONS = {
+    *("source", "output", "until", "settings", "workers", "force", "as_json"),
+    *("allow_ungated", "cache"),
+}
 """Parameters that say how to run; they do not change what is built."""
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.setenv("LLMC_LOG", "warning")
+    monkeypatch.setenv("LLMC_CACHE", str(tmp_path / "cache"))
     return partial(llmc, capsys=capsys, monkeypatch=monkeypatch)
 
 
@@ -41,26 +45,26 @@ def states(done: Done) -> list[str]:
 def test_builds_everything_then_reuses_it(run: Run, model: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     first = run("build", model, "-o", output, "--quant", "W8A16")
-    assert states(first) == ["made", "made", "made"]
+    assert states(first) == ["made"] * 4
     assert sorted(path.name for path in output.iterdir()) == [
-        *("checkpoint", "engine", "model_repo", "recipe.yaml")
+        *("checkpoint", "engine", "gate", "model_repo", "recipe.yaml")
     ]
-    assert states(run("build", model, "-o", output, "--quant", "W8A16")) == ["cached"] * 3
+    assert states(run("build", model, "-o", output, "--quant", "W8A16")) == ["cached"] * 4
     # The resolved recipe is a recipe: it builds the same.
-    assert states(run("build", output / "recipe.yaml", "-o", output)) == ["cached"] * 3
+    assert states(run("build", output / "recipe.yaml", "-o", output)) == ["cached"] * 4
     flip_weight_byte(model)
-    assert states(run("build", output / "recipe.yaml", "-o", output)) == ["made"] * 3
-    assert states(run("build", output / "recipe.yaml", "-o", output, "--force")) == ["made"] * 3
+    assert states(run("build", output / "recipe.yaml", "-o", output)) == ["made"] * 4
+    assert states(run("build", output / "recipe.yaml", "-o", output, "--force")) == ["made"] * 4
 
 
 def test_serve_settings_only_touch_the_repository(run: Run, model: Path, tmp_path: Path) -> None:
     run("build", model, "-o", tmp_path / "out")
     done = run("build", model, "-o", tmp_path / "out", "--set", "serve.bls_instance_count=2")
-    assert states(done) == ["cached", "cached", "made"]
+    assert states(done) == ["cached", "cached", "cached", "made"]
 
 
 @pytest.mark.parametrize(
-    ("until", "made"), [("checkpoint", 1), ("engine", 2), ("repo", 3)], ids=str
+    ("until", "made"), [("checkpoint", 1), ("engine", 2), ("gate", 3), ("repo", 4)], ids=str
 )
 def test_until_stops_there(run: Run, model: Path, tmp_path: Path, until: str, made: int) -> None:
     done = run("build", model, "-o", tmp_path / "out", "--until", until)
@@ -70,7 +74,8 @@ def test_until_stops_there(run: Run, model: Path, tmp_path: Path, until: str, ma
 def test_json_is_all_there_is_on_stdout(run: Run, model: Path, tmp_path: Path) -> None:
     done = run("build", model, "-o", tmp_path / "out", "--json")
     result = json.loads(done.stdout)
-    assert [stage["stage"] for stage in result["stages"]] == ["checkpoint", "engine", "model_repo"]
+    names = [stage["stage"] for stage in result["stages"]]
+    assert names == ["checkpoint", "engine", "gate", "model_repo"]
     assert all(len(stage["key"]) == 64 and stage["size_bytes"] > 0 for stage in result["stages"])
     assert "rank0.engine" in result["stages"][1]["files"]
 
@@ -123,8 +128,7 @@ def test_preset_needs_a_model(run: Run, model: Path, tmp_path: Path) -> None:
         (("--tp", "0"), 2, "error: --tp 0: mapping.tp: 0, expected greater than 0"),
         (("--set", "mapping.tq=2"), 2, "mapping.tq: unknown field"),
         (("--target", "gpu"), 2, "target.kind: 'gpu', expected 'cpu'"),
-        (("--kv-cache", "INT8"), 4, "quantization.kv_cache: 'INT8', available: none yet"),
-        (("--quant", "W4A16"), 4, "'W4A16', expected one of W8A16"),
+        (("--quant", "INT3"), 4, "'INT3', expected one of "),
         (("--tp", "3"), 4, "valid tp_size: 1, 2, 4"),
         (("--workers", "0"), 2, "Invalid value for '--workers'"),
     ],

@@ -104,7 +104,8 @@ def test_a_server_that_fails_shows_its_log(served_output: Path, tmp_path: Path) 
     broken = tmp_path / "out"
     shutil.copytree(served_output, broken)
     (broken / "engine" / "rank0.engine").write_bytes(b"not an engine")
-    process = start(broken / "model_repo", tmp_path / "cache", *FREE_PORTS)
+    flags = (*FREE_PORTS, "--allow-ungated")
+    process = start(broken / "model_repo", tmp_path / "cache", *flags)
     stdout, stderr = process.communicate(timeout=120)
     assert (process.returncode, stdout) == (7, "")
     assert "error: tritonserver ended with code 1 before it was ready" in stderr
@@ -138,6 +139,9 @@ def test_mistakes_are_found_before_the_server_starts(served_output: Path, tmp_pa
     assert code == 3 and "no directory, expected a model repository" in stderr
     broken = tmp_path / "out"
     shutil.copytree(served_output, broken)
+    (broken / "engine" / "gate.json").unlink()
+    code, stderr = fail(broken / "model_repo")
+    assert code == 8 and f"{broken}/engine: never passed the quality gate" in stderr
     (broken / "model_repo" / "tensorrt_llm" / "config.pbtxt").write_text("name: ${name}")
     code, stderr = fail(broken / "model_repo")
     assert code == 6 and "tensorrt_llm/config.pbtxt:1:7" in stderr

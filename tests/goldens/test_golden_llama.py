@@ -11,7 +11,7 @@ from llmc.log import NullProgress
 from llmc.mapping import Mapping
 from tests.goldens import golden
 
-UNQUANTIZED = [name for name in golden.CHECKPOINTS if "quant" not in name]
+UNQUANTIZED = [name for name in golden.CHECKPOINTS if "-quant-" not in name and "-kv-" not in name]
 MLP_BIASES = tuple(f"mlp.{module}.bias" for module in ("fc", "gate", "proj"))
 
 

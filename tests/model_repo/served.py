@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from llmc.builders import pipeline
+from llmc.gate.step import gate_build
 from llmc.log import NullProgress
 from llmc.model_repo.emit import emit_repository
 from llmc.model_repo.options import RepositoryOptions
@@ -58,7 +59,7 @@ def options(**changes: Any) -> RepositoryOptions:
 
 
 def build_engine(output: Path) -> Path:
-    """Build a float32 engine of a random model whose tokenizer knows every byte."""
+    """Build and gate a float32 engine of a random model whose tokenizer knows every byte."""
     tokenizer = byte_level()
     model = write_model(
         output.parent / f"{output.name}-hf",
@@ -78,11 +79,13 @@ def build_engine(output: Path) -> Path:
                 "max_num_tokens": 256,
                 "plugins": {"tokens_per_block": TOKENS_PER_BLOCK},
             },
+            "gate": {"max_tokens": 64},
         }
     )
     pipeline.build(
         recipe, output, until="engine", progress=NullProgress(), report=lambda result: None
     )
+    gate_build(recipe, output, cache=output.parent / "cache", workers=1, progress=NullProgress())
     return output / "engine"
 
 

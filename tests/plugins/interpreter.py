@@ -63,13 +63,17 @@ class Rank:
                     assert received is not None
                     values[call.outputs[0]] = received
                 continue
-            extra = {name: fed[name] for name in spec.reads_batch}
+            extra: dict[str, Any] = {name: fed[name] for name in spec.reads_batch}
             if spec.uses_kv_cache:
                 extra["kv_cache"] = self.kv_cache
-            weights = {role: self._weight(call, names) for role, names in call.weights.items()}
-            values[call.outputs[0]] = graph.part(call.plugin, "reference").evaluate(
-                *inputs, **weights, **call.attrs, **extra
-            )
+            module = graph.part(call.plugin, "reference")
+            weights = {
+                role: [self.read(name) for name in names]
+                if call.attrs.get("stored_quantized") and role != "bias"
+                else self._weight(call, names)
+                for role, names in call.weights.items()
+            }
+            values[call.outputs[0]] = module.evaluate(*inputs, **weights, **call.attrs, **extra)
         return values[self.network.outputs[0]] if self.network.outputs else None
 
     def _weight(self, call: OpCall, names: Sequence[str]) -> torch.Tensor:

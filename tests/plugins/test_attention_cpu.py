@@ -20,7 +20,9 @@ from tests.runtime.cpu_engines import ragged
 LENGTHS = (100, 37, 5)
 CHUNKS = ((70, 20, 0), (1, 16, 4), (28, 0, 1), (1, 1, 0))
 NUM_BLOCKS = 12
-KEY_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+KEY_TYPES = ("float32", "float16", "bfloat16", "int8", "float8_e4m3fn")
+KV_SCALES = {"int8": 0.03, "float8_e4m3fn": 0.02}
+KV_QUANTS = {"int8": "INT8", "float8_e4m3fn": "FP8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,8 @@ class PagedAttention:
             32,
             shape.sliding_window or 0,
         )
-        op.param[0] = shape.head_size**-0.5
+        factor, kv_scale = shape.head_size**-0.5, KV_SCALES.get(type, 1.0)
+        op.param[:2] = (1 / kv_scale, 0.0) if kind == "rope_kv" else (factor * kv_scale, kv_scale)
         arrays: tuple[npt.NDArray[Any], ...] = (*self.tables, self.pool)
         for place, array in enumerate(arrays):
             op.tensor[place] = array.ctypes.data
@@ -156,10 +159,15 @@ def test_equals_reference(instruction_set: str, type: str, name: str) -> None:
             query_start=torch.from_numpy(batch.query_start),
             context_lens=torch.from_numpy(batch.context_lens),
             block_tables=torch.from_numpy(batch.block_tables),
+            kv_quant=KV_QUANTS.get(type, "none"),
+            kv_cache_scaling_factor=torch.tensor([KV_SCALES.get(type, 1.0)]),
             **shape.attrs,
         ).numpy()
-        # Keys and values rounded to the cache's type; scores are of the order of 1.
-        atol = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}[type]
+        # Keys and values rounded to the cache's type; scores are of the order of 1. The reference
+        # rounds to one byte too: what is left is a key that falls between two steps.
+        atol = {"float16": 4e-3, "bfloat16": 3e-2, "int8": 4e-3, "float8_e4m3fn": 2e-2}.get(
+            type, 1e-5
+        )
         np.testing.assert_allclose(attention(qkv, batch), expected, rtol=0, atol=atol)
 
 
@@ -180,6 +188,18 @@ def test_token_does_not_depend_on_its_batch(instruction_set: str, type: str, nam
         np.testing.assert_array_equal(values, whole[row])
     for row, values in single.items():
         np.testing.assert_array_equal(values, whole[row])
+
+
+@pytest.mark.parametrize("type", ("int8", "float8_e4m3fn"))
+def test_one_byte_keys_saturate(type: str) -> None:
+    """What is out of range becomes the largest: 127 or 448 steps, never the other sign or NaN."""
+    shape = SHAPES["mha"]
+    batch, qkv, _ = steps_of(shape)[0]
+    values = qkv.copy()
+    values[:, 2 * shape.num_heads * shape.head_size :] = 1e4
+    found = PagedAttention("portable", shape, type)(values, batch)
+    largest = KV_SCALES[type] * (127 if type == "int8" else 448)
+    np.testing.assert_allclose(found, largest, rtol=1e-5)
 
 
 def test_fp16_keys_saturate() -> None:

@@ -35,7 +35,7 @@ def test_reference_takes_what_the_spec_declares(name: str) -> None:
 def test_spec_names_fields_of_the_batch_and_its_own_attributes(name: str) -> None:
     spec = graph.spec(name)
     assert set(spec.reads_batch) <= {field.name for field in fields(Batch)}
-    symbols = {"T", "L", "2", *spec.attributes}
+    symbols = {"T", "L", "1", "2", *spec.attributes}
     shapes = [*spec.inputs.values(), *spec.outputs.values()]
     shapes += [role.shape for role in spec.weights.values()]
     for shape in shapes:

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmc.quant import w8a16
+from llmc.quant import format, w8a16
 
 
 def test_rounding_is_half_away_from_zero() -> None:
@@ -44,7 +44,7 @@ def test_only_the_stored_scale_is_rounded() -> None:
 def test_pieces_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = np.random.default_rng(2).standard_normal((37, 20)).astype(np.float32)
     whole = w8a16.quantize(weight)
-    monkeypatch.setattr(w8a16, "_CHUNK_BYTES", 4 * 20 * 5)
+    monkeypatch.setattr(format, "CHUNK_BYTES", 4 * 20 * 5)
     pieces = w8a16.quantize(weight)
     np.testing.assert_array_equal(whole[0], pieces[0])
     np.testing.assert_array_equal(whole[1], pieces[1])

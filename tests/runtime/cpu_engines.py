@@ -36,8 +36,8 @@ def write_checkpoint(tiny: TinyLlama, config: Any, directory: Path) -> Checkpoin
         infos = list(tensor_schema(config, rank).values())
         with SafetensorsWriter(directory / f"rank{rank}.safetensors", infos) as writer:
             for info in infos:
-                array = np.ascontiguousarray(tensors[info.name])
-                writer.write(info.name, array.astype(numpy_dtype(info.dtype)))
+                array = tensors[info.name].astype(numpy_dtype(info.dtype), order="C")
+                writer.write(info.name, array)
     return Checkpoint.open(directory)
 
 

@@ -19,8 +19,11 @@ from llmc.plugins import native
 from llmc.plugins.cpu_file import EngineFile
 from llmc.plugins.cpu_program import (
     COLLECTIVES,
+    FLAG_FLOAT_ROWS,
     FLAG_GATED,
+    FLAG_INTEGER_ROWS,
     FLAG_LOGITS_ROWS,
+    FLAG_ROW_SCALES,
     KINDS,
     KV_CACHE,
     TYPES,
@@ -138,7 +141,11 @@ class CpuEngine:
             input=index[op.inputs[0]] if op.inputs else -1,
             input2=index[op.inputs[1]] if len(op.inputs) > 1 else -1,
             output=index[op.outputs[0]] if op.outputs else -1,
-            flags=(FLAG_LOGITS_ROWS if rows == "L" else 0) | (FLAG_GATED if op.gated else 0),
+            flags=(FLAG_LOGITS_ROWS if rows == "L" else 0)
+            | (FLAG_GATED if op.gated else 0)
+            | (FLAG_INTEGER_ROWS if op.integer_rows else 0)
+            | (FLAG_ROW_SCALES if op.row_scales else 0)
+            | (FLAG_FLOAT_ROWS if op.float_rows else 0),
         )
         found.dim[: len(op.dims)] = op.dims
         found.param[: len(op.params)] = op.params

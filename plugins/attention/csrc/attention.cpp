@@ -1,7 +1,8 @@
 // Paged causal attention of rotated queries over the cache; grouped query heads share keys.
 //
 // input: qkv as rope_kv leaves it; output: context [T, heads * head_size]. dim and tensor as rope_kv,
-// and 5 sliding window in tokens (0: none). param: 0 scale.
+// and 5 sliding window in tokens (0: none). param: 0 scale of the
+// scores, 1 of the values; both include that of a cache of int8 or e4m3.
 //
 // A row is one (token, query head). Each row walks its keys in sub-blocks of 32 in order, with an
 // online softmax per sub-block, whether it stands alone (decode) or in a tile of a prompt; a
@@ -144,10 +145,13 @@ static void run(const LlmcOp& op, const Step& step, int64_t task, Scratch& scrat
     if (op.type == LLMC_F32) attend<LLMC_F32>(op, batch, sequence, kv_head, rows);
     if (op.type == LLMC_F16) attend<LLMC_F16>(op, batch, sequence, kv_head, rows);
     if (op.type == LLMC_BF16) attend<LLMC_BF16>(op, batch, sequence, kv_head, rows);
+    if (op.type == LLMC_I8) attend<LLMC_I8>(op, batch, sequence, kv_head, rows);
+    if (op.type == LLMC_F8) attend<LLMC_F8>(op, batch, sequence, kv_head, rows);
     for (int64_t r = 0; r < rows.count; r++) {
         float* y = step.buffers[op.output] + (begin + r / taken) * heads * size + (head + r % taken) * size;
         for (int64_t i = 0; i < size; i++)
-            y[i] = rows.out[i / PANEL * PANEL * rows.count + r * PANEL + i % PANEL] / rows.total[r];
+            y[i] = rows.out[i / PANEL * PANEL * rows.count + r * PANEL + i % PANEL] / rows.total[r] *
+                   op.param[1];
     }
 }
 

@@ -3,7 +3,9 @@
 //
 // input: qkv [T, (heads + 2 kv_heads) * head_size]. dim: 0 heads, 1 kv_heads, 2 head_size,
 // 3 rotary_dim, 4 tokens_per_block. tensor: 0 cos, 1 sin [positions, rotary_dim / 2], 2 cache.
+// param: 0 what keys and values are multiplied with before they are rounded to int8 or e4m3.
 #include "kv_cache.h"
+#include "rounding.h"
 #include "rows.h"
 
 namespace LLMC_NS {
@@ -23,19 +25,23 @@ static void rotate(float* x, int64_t half, const float* cos, const float* sin) {
 }
 
 template <int TYPE>
-static void put(void* panel, int64_t offset, float x) {
+static void put(void* panel, int64_t offset, float x, float factor) {
     if (TYPE == LLMC_F32) static_cast<float*>(panel)[offset] = x;
+    else if (TYPE == LLMC_I8) static_cast<int8_t*>(panel)[offset] = (int8_t)round_int8(x * factor);
+    else if (TYPE == LLMC_F8)
+        static_cast<uint8_t*>(panel)[offset] = e4m3_code(round_e4m3(x * factor));
     else static_cast<uint16_t*>(panel)[offset] = TYPE == LLMC_F16 ? f32_to_f16(x) : f32_to_bf16(x);
 }
 
 template <int TYPE>
 static void write_token(const KvLayout& layout, int64_t size, char* unit, int64_t slot,
-                        const float* key, const float* value) {
-    for (int64_t i = 0; i < size; i++) put<TYPE>(unit, panel_offset(TYPE, i, slot), key[i]);
+                        const float* key, const float* value, float factor) {
+    for (int64_t i = 0; i < size; i++)
+        put<TYPE>(unit, panel_offset(TYPE, i, slot), key[i], factor);
     char* values = unit + layout.values_offset();
     for (int64_t i = 0; i < size; i++)
         put<TYPE>(values + i / PANEL * layout.panel_bytes(), panel_offset(TYPE, slot, i % PANEL),
-                  value[i]);
+                  value[i], factor);
 }
 
 static void run(const LlmcOp& op, const Step& step, int64_t task, Scratch&) {
@@ -55,9 +61,12 @@ static void run(const LlmcOp& op, const Step& step, int64_t task, Scratch&) {
         for (int64_t h = 0; h < kv_heads; h++) {
             char* unit = layout.unit(op.tensor[2], table, position / 32, h);
             const float *key = k + h * size, *value = v + h * size;
-            if (op.type == LLMC_F32) write_token<LLMC_F32>(layout, size, unit, position % 32, key, value);
-            if (op.type == LLMC_F16) write_token<LLMC_F16>(layout, size, unit, position % 32, key, value);
-            if (op.type == LLMC_BF16) write_token<LLMC_BF16>(layout, size, unit, position % 32, key, value);
+#define LLMC_CASE(TYPE)                                                                      \
+    if (op.type == TYPE)                                                                     \
+        write_token<TYPE>(layout, size, unit, position % 32, key, value, op.param[0]);
+            LLMC_CASE(LLMC_F32) LLMC_CASE(LLMC_F16) LLMC_CASE(LLMC_BF16)
+            LLMC_CASE(LLMC_I8) LLMC_CASE(LLMC_F8)
+#undef LLMC_CASE
         }
     }
 }

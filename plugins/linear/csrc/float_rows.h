@@ -17,15 +17,16 @@ static inline void pack_floats(const float* x, int64_t rows, int64_t K, float* p
     }
 }
 
-// c[rows, 32] = packed rows * panel; each chunk of the panel is unpacked once for all rows.
+// c[rows, 32] = packed rows * panel (its groups scaled, if any); each chunk of the panel is unpacked once for all rows.
 template <int TYPE>
 static inline void multiply_floats(int64_t rows, const float* packed, int64_t K, const char* panel,
-                                   float* unpacked, float* c) {
-    const int64_t blocks = ceil_div(rows, TILE_ROWS), row_bytes = PANEL * type_bytes(TYPE);
+                                   const Groups& groups, float* unpacked, float* c) {
+    const int64_t blocks = ceil_div(rows, TILE_ROWS), row_bytes = panel_bytes(TYPE, 1);
     for (int64_t k = 0; k < K; k += K_CHUNK) {
         const int64_t count = min64(K_CHUNK, K - k);
         const float* b = unpacked;
         if (TYPE == LLMC_F32) b = reinterpret_cast<const float*>(panel) + k * PANEL;
+        else if (groups.values) unpack_grouped<TYPE>(panel, groups, k, count, unpacked);
         else unpack<TYPE>(panel, k, (count + 1) / 2 * 2, unpacked);
         // While this chunk is multiplied the next one is brought closer, a few lines per block.
         const char* next = panel + (k + count) * row_bytes;

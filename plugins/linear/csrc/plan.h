@@ -6,6 +6,9 @@
 namespace LLMC_NS {
 
 constexpr int32_t LLMC_FLAG_GATED = 2;
+constexpr int32_t LLMC_FLAG_INTEGER_ROWS = 4;
+constexpr int32_t LLMC_FLAG_ROW_SCALES = 8;
+constexpr int32_t LLMC_FLAG_FLOAT_ROWS = 16;
 
 constexpr int64_t MAX_ROW_BLOCK = 192;            // rows multiplied with a panel while it is in cache
 constexpr int64_t ROW_BLOCK_BYTES = 384 * 1024;   // ... as long as they fit the L2 cache

@@ -1,6 +1,6 @@
-// Products of bf16 rows with bf16 or int8 panels on AMX tiles.
+// Products of bf16 rows with bf16, int8 or e4m3 panels on AMX tiles.
 //
-// Rows are rounded to bf16, int8 weights become bf16 exactly. A panel's order is that of B-tiles, so
+// Rows are rounded to bf16, int8 and e4m3 weights become bf16 exactly. A panel's order is that of B-tiles, so
 // bf16 weights load as they lie. Every row of a tile is summed by itself, in order of k.
 #pragma once
 #include "plan.h"
@@ -27,13 +27,14 @@ static inline void pack_tiles(const float* x, int64_t rows, int64_t K, uint16_t*
     }
 }
 
-// int8 pairs to bf16 pairs of the same order: an int8 has few enough bits to be exact.
-static inline void expand_panel(const int8_t* panel, int64_t first_pair, int64_t pairs,
+// int8 or e4m3 pairs to bf16 pairs of the same order: they have few enough bits to be exact.
+template <int TYPE>
+static inline void expand_panel(const void* panel, int64_t first_pair, int64_t pairs,
                                 uint16_t* out) {
     for (int64_t pair = 0; pair < pairs; pair++)
         for (int v = 0; v < VECTORS; v++) {
             vf even, odd;
-            load_pair<LLMC_I8>(panel, first_pair + pair, v, even, odd);
+            load_pair<TYPE>(panel, first_pair + pair, v, even, odd);
             const vu bits = ((vu)even >> 16) | ((vu)odd & 0xffff0000u);
             memcpy(out + paired_vector(pair, v), &bits, sizeof bits);
         }
@@ -47,9 +48,9 @@ static inline void multiply_tiles(int64_t rows, const uint16_t* packed, int64_t 
     for (int64_t start = 0; start < depth; start += TILE_CHUNK / 32) {
         const int64_t blocks = min64(TILE_CHUNK / 32, depth - start);
         const uint16_t* b = static_cast<const uint16_t*>(panel) + start * 2 * TILE_SIZE;
-        if (TYPE == LLMC_I8) {
+        if (TYPE != LLMC_BF16) {
             uint16_t* out = reinterpret_cast<uint16_t*>(expanded);
-            expand_panel(static_cast<const int8_t*>(panel), start * 16, blocks * 16, out);
+            expand_panel<TYPE>(panel, start * 16, blocks * 16, out);
             b = out;
         }
         for (int64_t tile = 0; tile < row_tiles; tile += 2) {

@@ -186,7 +186,7 @@ def test_ties(flag: bool | None, output: str, tmp_path: Path) -> None:
         ({"hidden_act": 3}, "hidden_act: 3, expected 'silu'"),
         ({"rope_interleaved": True}, "rope_interleaved: True, expected False"),
         ({"rope_scaling": {"type": "xpos"}}, "rope_scaling.rope_type: 'xpos'"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config: {'bits': 4}, expected"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: quant_method: '', expected"),
         ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping: 30.0, expected no such"),
         ({"torch_dtype": "float8"}, "dtype: 'float8', expected one of"),
         ({"head_dim": None, "num_attention_heads": 5}, "hidden_size: 48, expected a multiple of"),

@@ -1,0 +1,180 @@
+"""The linear modules of a decoder layer, and the tensors each has in its format.
+
+Source: names and splits as in llmc.checkpoint.schema; a quantized module's tensors are declared by
+its format (llmc.quant).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from llmc.arch import ModelArch
+from llmc.checkpoint.config import CheckpointConfig
+from llmc.checkpoint.quantization import MIXED_PRECISION
+from llmc.checkpoint.split import Segment, TensorSpec
+from llmc.quant.format import QuantTensor, tensor_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """One linear module with weight [out, in], split by its rows or its columns.
+
+    `name` is global, as "transformer.layers.3.mlp.fc"; `layer` None is lm_head.
+    """
+
+    name: str
+    layer: int | None
+    rows: tuple[Segment, ...]
+    columns: Segment
+    split: Literal["rows", "columns"]
+    bias: bool = False
+
+    @property
+    def num_out(self) -> int:
+        return sum(segment.length for segment in self.rows)
+
+    @property
+    def num_in(self) -> int:
+        return self.columns.length
+
+
+def layer_linears(arch: ModelArch, layer: int) -> tuple[Linear, ...]:
+    """Return attention.qkv, attention.dense, mlp.fc, mlp.gate and mlp.proj of a layer."""
+    prefix = f"transformer.layers.{layer}"
+    query = Segment(count=arch.num_attention_heads, size=arch.head_size)
+    key_value = Segment(count=arch.num_key_value_heads, size=arch.head_size)
+    inner, hidden = Segment(count=arch.intermediate_size), Segment(count=arch.hidden_size)
+
+    def linear(
+        name: str, rows: tuple[Segment, ...], columns: Segment, split: Literal["rows", "columns"]
+    ) -> Linear:
+        bias = arch.attn_bias if name.startswith("attention") else arch.mlp_bias
+        return Linear(
+            name=f"{prefix}.{name}",
+            layer=layer,
+            rows=rows,
+            columns=columns,
+            split=split,
+            bias=bias,
+        )
+
+    return (
+        linear("attention.qkv", (query, key_value, key_value), hidden, "rows"),
+        linear("attention.dense", (hidden,), query, "columns"),
+        linear("mlp.fc", (inner,), hidden, "rows"),
+        linear("mlp.gate", (inner,), hidden, "rows"),
+        linear("mlp.proj", (hidden,), inner, "columns"),
+    )
+
+
+def lm_head(arch: ModelArch) -> Linear:
+    """Return lm_head, whose rows are padded to a multiple of tp_size."""
+    return Linear(
+        name="lm_head",
+        layer=None,
+        rows=(Segment(count=arch.vocab_size, padded=True),),
+        columns=Segment(count=arch.hidden_size),
+        split="rows",
+    )
+
+
+def distinct_linears(config: CheckpointConfig) -> Iterator[Linear]:
+    """Yield the linear modules that may differ in size or format: one layer's, unless mixed."""
+    mixed = config.quantization.quant_algo == MIXED_PRECISION
+    for layer in range(config.arch.num_hidden_layers if mixed else 1):
+        yield from layer_linears(config.arch, layer)
+    yield lm_head(config.arch)
+
+
+def linear_specs(config: CheckpointConfig, linear: Linear) -> Iterator[TensorSpec]:
+    """Yield the tensors of `linear`, weight first, bias last."""
+    by_rows = linear.split == "rows"
+    form = config.stored_format(linear.name)
+    if form is None:
+        yield TensorSpec(
+            name=f"{linear.name}.weight",
+            shape=(linear.num_out, linear.num_in),
+            axis=0 if by_rows else 1,
+            segments=linear.rows if by_rows else (linear.columns,),
+            layer=linear.layer,
+        )
+    else:
+        for tensor in form.tensors_of(linear.name):
+            yield _quantized_spec(config, linear, tensor)
+    if linear.bias:
+        yield TensorSpec(
+            name=f"{linear.name}.bias",
+            shape=(linear.num_out,),
+            axis=0 if by_rows else None,
+            segments=linear.rows if by_rows else (),
+            layer=linear.layer,
+        )
+
+
+def misfits(config: CheckpointConfig, linear: Linear) -> list[str]:
+    """Return why the quantized tensors of `linear` cannot be split over the ranks."""
+    form = config.stored_format(linear.name)
+    if form is None:
+        return []
+    reasons = []
+    for tensor in form.tensors_of(linear.name):
+        for axis, whole in ((tensor.out_axis, linear.num_out), (tensor.in_axis, linear.num_in)):
+            if axis is None:
+                continue
+            factor = _factor(config, linear, tensor, axis, whole)
+            if factor is None:
+                reasons.append(
+                    f"{linear.name}: {whole} {'rows' if axis == tensor.out_axis else 'columns'} are"
+                    f" not whole groups of {tensor.role}"
+                )
+            elif axis == _split_axis(linear, tensor):
+                segments = linear.rows if linear.split == "rows" else (linear.columns,)
+                tp_size = config.mapping.tp_size
+                if any(segment.divided(factor, tp_size) is None for segment in segments):
+                    reasons.append(
+                        f"{linear.name}: tp_size {tp_size} splits {whole} {linear.split} into parts"
+                        f" that are not multiples of {factor}, as {tensor.role} of"
+                        f" {form.algo} needs"
+                    )
+    return reasons
+
+
+def _quantized_spec(config: CheckpointConfig, linear: Linear, tensor: QuantTensor) -> TensorSpec:
+    group = config.quantization.of_module(linear.name).group_size
+    axis = _split_axis(linear, tensor)
+    segments: list[Segment] = []
+    if axis is not None:
+        by_rows = linear.split == "rows"
+        whole = linear.num_out if by_rows else linear.num_in
+        factor = _factor(config, linear, tensor, axis, whole)
+        assert factor is not None, (linear.name, tensor.role)
+        for segment in linear.rows if by_rows else (linear.columns,):
+            divided = segment.divided(factor, config.mapping.tp_size)
+            assert divided is not None, (linear.name, tensor.role)
+            segments.append(divided)
+    return TensorSpec(
+        name=tensor_name(tensor, linear.name),
+        shape=tensor.shape(linear.num_out, linear.num_in, group),
+        axis=axis,
+        segments=tuple(segments),
+        layer=linear.layer,
+        dtype=tensor.dtype,
+    )
+
+
+def _split_axis(linear: Linear, tensor: QuantTensor) -> int | None:
+    return tensor.out_axis if linear.split == "rows" else tensor.in_axis
+
+
+def _factor(
+    config: CheckpointConfig, linear: Linear, tensor: QuantTensor, axis: int, whole: int
+) -> int | None:
+    """Return how many rows or columns of the weight make one of the tensor's; None: uneven."""
+    group = config.quantization.of_module(linear.name).group_size
+    shape = tensor.shape(linear.num_out, linear.num_in, group)
+    # Shapes are floors: one group too few shows in a product that is too small.
+    if not shape[axis] or whole % shape[axis]:
+        return None
+    factor = whole // shape[axis]
+    double = tensor.shape(2 * linear.num_out, 2 * linear.num_in, group)
+    return factor if double[axis] == 2 * shape[axis] else None

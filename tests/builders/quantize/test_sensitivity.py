@@ -1,0 +1,95 @@
+"""Divergence of each group quantized alone, against a whole model with those weights rounded."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from llmc.builders.calibrate import Decoder
+from llmc.builders.hf.preflight import HfModel, examine
+from llmc.builders.quantize import sensitivity
+from llmc.builders.quantize.calibration import Calibration
+from llmc.builders.quantize.mixed import Sensitivities
+from llmc.builders.quantize.source import TensorSource
+from llmc.builders.quantize.texts import load_calibration
+from llmc.checkpoint import CheckpointConfig, Quantization
+from llmc.errors import BuildError
+from llmc.gate.metrics import compare_rows
+from llmc.log import NullProgress
+from llmc.quant.format import Choice, load_format
+from tests.builders.tiny_hf import write_model
+
+ALGOS = ("W4A16", "W8A16")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    words = np.random.default_rng(1).integers(0, 64, 100)
+    (tmp_path / "text.txt").write_text(" ".join(f"w{word}" for word in words))
+    return write_model(tmp_path / "model")
+
+
+def measure(directory: Path, model: HfModel) -> Sensitivities:
+    return sensitivity.measure_sensitivities(
+        model,
+        directory,
+        CheckpointConfig(arch=model.arch, dtype="float32"),
+        [Quantization.of(algo) for algo in ALGOS],
+        Calibration(state_parent=directory, key="k", data=directory.parent / "text.txt"),
+        scratch=directory,
+        progress=NullProgress(),
+    )
+
+
+def logits(model: HfModel, directory: Path, changed: dict[str, str]) -> npt.NDArray[np.float32]:
+    """Return the logits of the calibration text, weights of `changed` rounded to their format."""
+    source = TensorSource(model, "float32")
+
+    def read(name: str) -> npt.NDArray[Any]:
+        values = source.read(name)
+        algo = changed.get(name.removesuffix(".weight"))
+        if algo is None:
+            return values
+        form = load_format(algo)
+        return form.dequantize(form.quantize(values, Choice(dtype="float32")))
+
+    decoder = Decoder(CheckpointConfig(arch=model.arch, dtype="float32"), read, source.read_rows)
+    text = directory.parent / "text.txt"
+    data = load_calibration(text, directory, samples=4, max_tokens=128, vocab_size=64)
+    hidden = decoder.embed(np.concatenate(data.sequences))
+    for layer in range(decoder.num_layers):
+        hidden = decoder.load(layer).run(hidden, [len(ids) for ids in data.sequences], {})
+    return decoder.load_head()(hidden)
+
+
+def test_each_group_costs_what_rounding_its_weights_costs(directory: Path) -> None:
+    model, reasons = examine(directory)
+    assert model is not None and not reasons
+    found = measure(directory, model)
+    plain = logits(model, directory, {})
+    assert len(found.groups) == 4 and found.num_tokens == 100
+    for group in found.groups:
+        assert group.options[0].kl == 0
+        for option in group.options[1:]:
+            changed = {module: str(option.algo) for module in group.modules}
+            rows = compare_rows(plain, logits(model, directory, changed), np.empty(0, np.int32))
+            assert option.kl == pytest.approx(rows.kl.mean(), rel=1e-3, abs=1e-9), group.name
+        costs = {option.algo: option.kl for option in group.options}
+        assert costs["W4A16"] > 10 * costs["W8A16"] > 0
+    assert not list(directory.glob("*.f32"))
+    model.weights.close()
+
+
+def test_full_disk_is_said_before_it_is_met(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = examine(directory)
+    assert model is not None
+    usage = shutil.disk_usage(directory)._replace(free=8 * 100 * 64 * 4 - 1)
+    monkeypatch.setattr(sensitivity, "disk_usage", lambda path: usage)
+    with pytest.raises(BuildError, match="GiB free"):
+        measure(directory, model)
+    model.weights.close()
