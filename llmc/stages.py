@@ -10,7 +10,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,8 +101,10 @@ def tool_version(*rooms: str) -> str:
 def exclusive(directory: Path, *, wait: bool = False) -> Iterator[None]:
     """Create `directory` and hold it against a second build; a lock dies with its process.
 
+    A directory made here in which nothing was left is removed again.
     Raises: BuildError when it cannot be made, or another process holds it (`wait`: waits for that).
     """
+    is_new = not directory.exists()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -115,4 +117,7 @@ def exclusive(directory: Path, *, wait: bool = False) -> Iterator[None]:
             raise BuildError(f"{directory}: another llmc is building there") from error
         yield
     finally:
+        if is_new:
+            with suppress(OSError):  # not empty
+                directory.rmdir()
         os.close(descriptor)

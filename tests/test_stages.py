@@ -89,3 +89,13 @@ def test_tool_version_names_the_sources() -> None:
     version = tool_version("builders", "plugins")
     assert version.startswith(f"{llmc.__version__}+")
     assert version != tool_version("model_repo")
+
+
+def test_a_refused_build_leaves_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(BuildError), exclusive(tmp_path / "new"):
+        raise BuildError("refused")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir()
+    with exclusive(tmp_path / "old"):
+        pass
+    assert (tmp_path / "old").exists()
