@@ -214,14 +214,17 @@ def _expectation(detail: ErrorDetails) -> str:
 
 def _hint(details: Sequence[ErrorDetails]) -> str:
     """Name the field an unknown one was probably meant to be."""
-    known = {name.rsplit(".", 1)[-1]: name for name, _ in leaf_fields()}
-    sections = {name.split(".", 1)[0]: name.split(".", 1)[0] for name, _ in leaf_fields()}
-    known |= sections
+    names = [name for name, _ in leaf_fields()]
+    names += {name.split(".", 1)[0] for name in names}
     for detail in details:
         if detail["type"] == "extra_forbidden":
-            close = get_close_matches(str(detail["loc"][-1]), known, n=1)
+            leaves = {name.rsplit(".", 1)[-1] for name in names}
+            close = get_close_matches(str(detail["loc"][-1]), leaves, n=1)
             if close:
-                return f"did you mean {known[close[0]]}?"
+                meant = [name for name in names if name.rsplit(".", 1)[-1] == close[0]]
+                # Of fields of one name, the one of the section that was written.
+                meant.sort(key=lambda name: name.split(".", 1)[0] != detail["loc"][0])
+                return f"did you mean {meant[0]}?"
         if detail["type"] == "missing" and detail["loc"] == ("model",):
             return "give the model's directory: `model: DIRECTORY` or --model DIRECTORY"
     return ""

@@ -97,6 +97,15 @@ def test_unknown_field_gets_the_nearest_name(tmp_path: Path) -> None:
     assert caught.value.hint == "did you mean quantization.algo?"
 
 
+def test_the_hint_stays_in_the_section_that_was_written(tmp_path: Path) -> None:
+    for section in ("build", "serve"):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(f"model: .\n{section}: {{max_batch: 3}}\n")
+        with pytest.raises(RecipeError) as caught:
+            load_recipe(path)
+        assert caught.value.hint == f"did you mean {section}.max_batch_size?"
+
+
 def test_missing_model_says_how_to_give_it() -> None:
     with pytest.raises(RecipeError, match="model: missing") as caught:
         load_recipe(None)
