@@ -10,14 +10,18 @@ TOKENS_PER_BLOCK = 4
 
 
 def ragged_steps(
-    sequences: Sequence[Sequence[int]], chunks: Sequence[Sequence[int]], *, seed: int = 0
+    sequences: Sequence[Sequence[int]],
+    chunks: Sequence[Sequence[int]],
+    *,
+    seed: int = 0,
+    tokens_per_block: int = TOKENS_PER_BLOCK,
 ) -> Iterator[tuple[Batch, list[tuple[int, int]]]]:
     """Yield (batch, [(sequence, position) of each row]) per step; every row wants logits.
 
     `chunks[step][sequence]` tokens of each sequence go into a step, 0 leaves it out.
     """
     done = [0] * len(sequences)
-    tables = block_tables([len(sequence) for sequence in sequences], seed)
+    tables = block_tables([len(sequence) for sequence in sequences], seed, tokens_per_block)
     for step in chunks:
         rows: list[tuple[int, int]] = []
         starts, lens, active = [0], [], []
@@ -42,9 +46,9 @@ def ragged_steps(
         )
 
 
-def block_tables(lengths: Sequence[int], seed: int) -> Int32Array:
+def block_tables(lengths: Sequence[int], seed: int, tokens_per_block: int) -> Int32Array:
     """Return tables [S, max_blocks] of distinct blocks in random order."""
-    blocks = -(-max(lengths) // TOKENS_PER_BLOCK)
+    blocks = -(-max(lengths) // tokens_per_block)
     order = np.random.default_rng(seed).permutation(len(lengths) * blocks)
     return order.reshape(len(lengths), blocks).astype(np.int32)
 

@@ -13,6 +13,7 @@ from llmc.dtypes import numpy_dtype
 from llmc.log import NullProgress
 from llmc.runtime.batch import Batch
 from llmc.weights import SafetensorsWriter
+from tests.plugins.ragged import ragged_steps
 from tests.plugins.tiny_llama import TinyLlama
 
 TOKENS_PER_BLOCK = 32
@@ -55,36 +56,8 @@ def build_engine(
 def ragged(
     sequences: Sequence[Sequence[int]], chunks: Sequence[Sequence[int]], *, seed: int = 0
 ) -> list[tuple[Batch, list[tuple[int, int]]]]:
-    """Return (batch, [(sequence, position) of each row]) per step; every row wants logits.
-
-    `chunks[step][sequence]` tokens of each sequence go into a step, 0 leaves it out.
-    """
-    blocks = max(-(-len(sequence) // TOKENS_PER_BLOCK) for sequence in sequences)
-    order = np.random.default_rng(seed).permutation(len(sequences) * blocks)
-    tables = order.reshape(len(sequences), blocks).astype(np.int32)
-    done = [0] * len(sequences)
-    steps = []
-    for step in chunks:
-        rows: list[tuple[int, int]] = []
-        starts, lens, active = [0], [], []
-        for sequence, count in enumerate(step):
-            if count == 0:
-                continue
-            rows += [(sequence, done[sequence] + i) for i in range(count)]
-            done[sequence] += count
-            starts.append(len(rows))
-            lens.append(done[sequence])
-            active.append(sequence)
-        batch = Batch(
-            token_ids=np.asarray([sequences[s][p] for s, p in rows], np.int32),
-            positions=np.asarray([p for _, p in rows], np.int32),
-            query_start=np.asarray(starts, np.int32),
-            context_lens=np.asarray(lens, np.int32),
-            block_tables=np.ascontiguousarray(tables[active]),
-            logits_rows=np.arange(len(rows), dtype=np.int32),
-        )
-        steps.append((batch, rows))
-    return steps
+    """Return `ragged_steps` over blocks of the engines' size."""
+    return list(ragged_steps(sequences, chunks, seed=seed, tokens_per_block=TOKENS_PER_BLOCK))
 
 
 def run(
