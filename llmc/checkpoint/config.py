@@ -23,8 +23,13 @@ _FIXED: dict[str, Any] = {"qk_layernorm": False, "runtime_defaults": None}
 """Common keys with one value this version handles."""
 
 _INFORMATIVE = ("producer", "llmc")
-_NOT_KEYS = ("sliding_window", "family_settings")
-_ARCH_KEYS = tuple(item.name for item in fields(ModelArch) if item.name not in _NOT_KEYS)
+_ARCH_KEYS = (
+    *("architecture", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_size", "intermediate_size", "vocab_size"),
+    *("max_position_embeddings", "hidden_act", "norm_epsilon", "position_embedding_type"),
+    *("rotary_base", "rotary_embedding_dim", "rotary_scaling", "attn_bias", "mlp_bias"),
+    "tie_word_embeddings",
+)
 _REQUIRED = (
     "architecture",
     "dtype",
