@@ -1,4 +1,4 @@
-"""A model's chat template, rendered in a sandbox with the names transformers offers it.
+"""A model's chat templates, rendered in a sandbox with the names transformers offers them.
 
 A template is code from whoever published the model: it can read what it is given and nothing else.
 
@@ -6,7 +6,9 @@ Source: huggingface/transformers 5 src/transformers/utils/chat_template_utils.py
 """
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -16,6 +18,12 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from llmc.errors import CheckpointError, ServeError
+
+TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATES_FOLDER = "additional_chat_templates"
+"""Holds `<name>.jinja` of every template but the default."""
+
+_DEFAULT, _TOOL_USE = "default", "tool_use"
 
 
 class ChatTemplate:
@@ -44,6 +52,59 @@ class ChatTemplate:
             return self._template.render(messages=messages, **names)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError) as error:
             raise ServeError(f"chat template: {error}") from error
+
+
+def choose_template(templates: Mapping[str, ChatTemplate], *, with_tools: bool) -> ChatTemplate:
+    """Return the template of a conversation, by transformers' rule.
+
+    Raises: CheckpointError when there is none, or no default among several.
+    """
+    names = (_TOOL_USE, _DEFAULT) if with_tools else (_DEFAULT,)
+    for name in names:
+        if name in templates:
+            return templates[name]
+    if templates:
+        raise CheckpointError(
+            f"chat templates {', '.join(sorted(templates))}: none is named {_DEFAULT!r}",
+            hint=f"save the one to use as {TEMPLATE_FILE} beside tokenizer.json",
+        )
+    raise CheckpointError(
+        "the model has no chat template",
+        hint=f"use a chat model, or put a {TEMPLATE_FILE} beside its tokenizer.json",
+    )
+
+
+def read_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, ChatTemplate]:
+    """Return the templates of a model by name; the only one of a model is its default.
+
+    Files go before `config`, the content of tokenizer_config.json, and do not mix with it.
+    Raises: CheckpointError for a template that cannot be read or compiled.
+    """
+    paths = {_DEFAULT: directory / TEMPLATE_FILE} if (directory / TEMPLATE_FILE).is_file() else {}
+    paths |= {path.stem: path for path in sorted((directory / TEMPLATES_FOLDER).glob("*.jinja"))}
+    if paths:
+        return {name: ChatTemplate(_read(path), where=str(path)) for name, path in paths.items()}
+    where = f"{directory / 'tokenizer_config.json'}: chat_template"
+    found = config.get("chat_template")
+    if found is None:
+        return {}
+    named = found if isinstance(found, list) else [{"name": _DEFAULT, "template": found}]
+    templates = {}
+    for item in named:
+        match item:
+            case {"name": str(name), "template": str(source)}:
+                templates[name] = ChatTemplate(source, where=where)
+            case _:
+                wanted = "a text, or a list of objects with name and template"
+                raise CheckpointError(f"{where}: {found!r:.80}, expected {wanted}")
+    return templates
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
 class _Generation(Extension):

@@ -6,14 +6,14 @@ tokens into a stream of whole characters. No clean-up of spaces is applied to de
 
 import codecs
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from llmc.errors import CheckpointError
-from llmc.runtime.chat_template import ChatTemplate
+from llmc.runtime.chat_template import ChatTemplate, choose_template, read_templates
 from llmc.runtime.pieces import Pieces
 
 _SPECIAL_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -27,12 +27,12 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         config: dict[str, Any],
         *,
-        template: ChatTemplate | None,
+        templates: Mapping[str, ChatTemplate],
         end_ids: tuple[int, ...] | None,
     ) -> None:
         """`config` is the content of tokenizer_config.json; `end_ids` None means the EOS token."""
         self._backend = backend
-        self._template = template
+        self._templates = templates
         self.special_tokens = _special_tokens(config)
         """Role ("bos_token") → text, as chat templates see them."""
         self.bos_id = self._special_id("bos")
@@ -45,7 +45,6 @@ class Tokenizer:
     def open(cls, directory: Path) -> "Tokenizer":
         """Read the tokenizer files of `directory`; generation_config.json may give end ids.
 
-        A chat_template.jinja beside them goes before the config's template.
         Raises: CheckpointError for a missing or broken file, UnsupportedError for a decoder that
         cannot be streamed.
         """
@@ -67,7 +66,7 @@ class Tokenizer:
         return cls(
             backend,
             config,
-            template=_read_template(directory, config),
+            templates=read_templates(directory, config),
             end_ids=_read_end_ids(directory / "generation_config.json"),
         )
 
@@ -91,12 +90,9 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; ids without a token are left out.
 
-        Where one byte of a run of byte tokens is wrong, `tokenizers` gives U+FFFD for all of them;
-        here only what is wrong becomes U+FFFD, as a stream has to show it.
+        Only what is wrong becomes U+FFFD: `tokenizers` gives it for a whole run of byte tokens with
+        one wrong among them, and for a byte-level tokenizer's added token "café".
         """
-        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
-        if "\ufffd" not in text:
-            return text
         decoder = IncrementalDecoder(self, skip_special_tokens=skip_special_tokens)
         return decoder.push(ids) + decoder.flush()
 
@@ -108,12 +104,8 @@ class Tokenizer:
         `variables` are further names the template may read (tools, documents, …).
         Raises: CheckpointError when the model has no template, ServeError when that refuses.
         """
-        if self._template is None:
-            raise CheckpointError(
-                "the model has no chat template",
-                hint="use a chat model, or put a chat_template.jinja beside its tokenizer.json",
-            )
-        return self._template.render(
+        template = choose_template(self._templates, with_tools=variables.get("tools") is not None)
+        return template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             **self.special_tokens,
@@ -178,19 +170,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: a {type(data).__name__}, expected an object")
     return data
-
-
-def _read_template(directory: Path, config: dict[str, Any]) -> ChatTemplate | None:
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return ChatTemplate(path.read_text(encoding="utf-8"), where=str(path))
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        # Several named ones; "default" is the one for conversations without tools.
-        template = next((item["template"] for item in template if item["name"] == "default"), None)
-    if template is None:
-        return None
-    return ChatTemplate(template, where=f"{directory / 'tokenizer_config.json'}: chat_template")
 
 
 def _read_end_ids(path: Path) -> tuple[int, ...] | None:

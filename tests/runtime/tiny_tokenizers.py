@@ -1,4 +1,4 @@
-"""Small tokenizers of the two kinds language models have, made here, saved as a model has them."""
+"""Small tokenizers of every kind language models have, made here, saved as a model has them."""
 
 import json
 from collections.abc import Callable
@@ -84,10 +84,64 @@ def byte_fallback(*, metaspace: bool = False) -> Tokenizer:
     return made
 
 
+def gemma() -> Tokenizer:
+    """SentencePiece's kind that neither adds nor strips a leading space."""
+    made = byte_fallback()
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return made
+
+
+def unigram(*, byte_fallback: bool = False) -> Tokenizer:
+    """A unigram language model over pieces, with unknown characters or with bytes for them."""
+    trained = Tokenizer(models.Unigram())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120, unk_token="<unk>", special_tokens=["<unk>", *SPECIAL], show_progress=False
+    )
+    trained.train_from_iterator(CORPUS, trainer)
+    pieces = [tuple(piece) for piece in json.loads(trained.to_str())["model"]["vocab"]]
+    parts: list[Any] = [decoders.Metaspace()]
+    if byte_fallback:
+        pieces += [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
+        parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        parts.append(decoders.Strip(" ", 1, 0))
+    made = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=byte_fallback))
+    made.normalizer = normalizers.NFKC()
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Sequence(parts)
+    made.add_special_tokens([AddedToken(token, special=True) for token in ["<unk>", *SPECIAL]])
+    return made
+
+
+def with_added(made: Tokenizer) -> Tokenizer:
+    """Add what fine-tuned models add after the vocabulary, each spelled as nastily as may be."""
+    made.add_tokens(
+        [
+            AddedToken("café", normalized=False),
+            AddedToken(" spaced out ", normalized=False),
+            AddedToken("👩‍👩‍👧", normalized=False),
+            AddedToken("<|x▁y|>", normalized=False, lstrip=True, rstrip=True),
+            AddedToken("word", single_word=True),
+        ]
+    )
+    made.add_special_tokens([AddedToken("<｜tool▁call｜>", special=True), "é"])
+    return made
+
+
 MAKERS: dict[str, Callable[[], Tokenizer]] = {
     "byte_level": byte_level,
+    "byte_level_added": lambda: with_added(byte_level()),
     "byte_fallback": byte_fallback,
+    "byte_fallback_added": lambda: with_added(byte_fallback()),
     "metaspace": lambda: byte_fallback(metaspace=True),
+    "gemma": gemma,
+    "unigram": unigram,
+    "unigram_bytes": lambda: unigram(byte_fallback=True),
+    "unigram_added": lambda: with_added(unigram()),
 }
 
 
