@@ -11,9 +11,9 @@ import torch
 from llmc.plugins import native
 from llmc.plugins.attention import reference
 from llmc.plugins.cpu_program import KINDS, TYPES, KvShape
+from llmc.plugins.cpu_step import native_batch, step_integers
 from llmc.plugins.rope import rope_tables
 from llmc.runtime.batch import Batch
-from llmc.runtime.engines.cpu import native_batch, step_integers
 from tests.plugins.kernels_cpu import INSTRUCTION_SETS, team
 from tests.runtime.cpu_engines import ragged
 

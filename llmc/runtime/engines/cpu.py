@@ -1,15 +1,12 @@
-"""The CPU engine: a program bound to memory and run by the native thread team.
+"""The CPU engine: one rank's program, its weights and its KV pool; plugins.cpu_step runs it.
 
-Python prepares a step's integers, the team runs whole segments of the program in one call each, and
-between segments, on more than one rank, Python calls the communicator.
+What a rank of several sends and receives goes through a communicator.
 """
 
-import ctypes
 import logging
 import time
-from ctypes import c_double
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,21 +14,12 @@ import numpy.typing as npt
 from llmc.errors import CheckpointError, UnsupportedError
 from llmc.plugins import native
 from llmc.plugins.cpu_file import EngineFile
-from llmc.plugins.cpu_program import (
-    COLLECTIVES,
-    FLAG_FLOAT_ROWS,
-    FLAG_GATED,
-    FLAG_INTEGER_ROWS,
-    FLAG_LOGITS_ROWS,
-    FLAG_ROW_SCALES,
-    KINDS,
-    KV_CACHE,
-    TYPES,
-    CpuOp,
-)
+from llmc.plugins.cpu_memory import Arena
+from llmc.plugins.cpu_program import COLLECTIVES, CpuOp
+from llmc.plugins.cpu_step import BoundProgram, Memory
 from llmc.runtime.batch import Batch
 from llmc.runtime.engine import EngineLimits, KvCacheConfig
-from llmc.runtime.engines.cpu_memory import Arena, StepBuffers, Weights, plan_kv_blocks
+from llmc.runtime.engines.cpu_memory import Weights, plan_kv_blocks
 
 log = logging.getLogger(__name__)
 
@@ -121,41 +109,23 @@ class CpuEngine:
             tokens_per_block=program.kv.tokens_per_block,
             num_blocks=num_blocks,
         )
-        self._layer_bytes = num_blocks * program.kv.block_bytes
-        self._kv = Arena(program.kv.num_layers * self._layer_bytes)
-        self._bind(self.limits.max_batch_size)
-
-    def _bind(self, max_logits: int) -> None:
-        """Make step buffers for so many rows of logits, and the ops that point into them."""
-        self._buffers = StepBuffers(
-            self._program, max_tokens=self.limits.max_num_tokens, max_logits=max_logits
+        layer_bytes = num_blocks * program.kv.block_bytes
+        self._memory = Memory(
+            tensors=self._weights.addresses,
+            kv=Arena(program.kv.num_layers * layer_bytes),
+            layer_bytes=layer_bytes,
         )
-        self._segments = _segments(self._program.ops, self._native_op)
+        self._bound = self._bind(self.limits.max_batch_size)
 
-    def _native_op(self, op: CpuOp) -> native.NativeOp:
-        index = self._buffers.index
-        rows = self._program.values[(*op.outputs, *op.inputs)[0]].rows
-        found = native.NativeOp(
-            kind=KINDS[op.kind],
-            type=TYPES[op.type],
-            input=index[op.inputs[0]] if op.inputs else -1,
-            input2=index[op.inputs[1]] if len(op.inputs) > 1 else -1,
-            output=index[op.outputs[0]] if op.outputs else -1,
-            flags=(FLAG_LOGITS_ROWS if rows == "L" else 0)
-            | (FLAG_GATED if op.gated else 0)
-            | (FLAG_INTEGER_ROWS if op.integer_rows else 0)
-            | (FLAG_ROW_SCALES if op.row_scales else 0)
-            | (FLAG_FLOAT_ROWS if op.float_rows else 0),
+    def _bind(self, max_logits: int) -> BoundProgram:
+        """Bind the program to step buffers for so many rows of logits."""
+        return BoundProgram(
+            self._program,
+            self._memory,
+            self._team,
+            max_tokens=self.limits.max_num_tokens,
+            max_logits=max_logits,
         )
-        found.dim[: len(op.dims)] = op.dims
-        found.param[: len(op.params)] = op.params
-        for place, name in enumerate(op.tensors):
-            if name == KV_CACHE:
-                assert op.layer is not None
-                found.tensor[place] = self._kv.address + op.layer * self._layer_bytes
-            elif name is not None:
-                found.tensor[place] = self._weights.addresses[name]
-        return found
 
     @property
     def instruction_set(self) -> str:
@@ -178,23 +148,12 @@ class CpuEngine:
     def _forward(self, batch: Batch, seconds: dict[str, float] | None) -> Float32Array:
         num_logits = int(batch.logits_rows.shape[0])
         self._check(batch)
-        if num_logits > self._buffers.max_logits:
-            self._bind(num_logits)
-        integers = step_integers(batch)
-        step = native_batch(batch, integers)
-        for kinds, segment in self._segments:
-            if isinstance(segment, CpuOp):
-                self._communicate(segment, {"T": batch.num_tokens, "L": num_logits})
-                continue
-            times = (c_double * len(segment))() if seconds is not None else None
-            step.op_seconds = times
-            self._team.run(segment, step, self._buffers.addresses)
-            for kind, spent in zip(kinds, times or (), strict=False):
-                assert seconds is not None
-                seconds[kind] = seconds.get(kind, 0.0) + spent
+        if num_logits > self._bound.buffers.max_logits:
+            self._bound = self._bind(num_logits)
+        self._bound.run(batch, self._communicate, seconds)
         if self._program.output is None:
             return np.empty((0, self.limits.vocab_size), np.float32)
-        return self._buffers.array(self._program.output, num_logits)
+        return self._bound.buffers.array(self._program.output, num_logits)
 
     def _check(self, batch: Batch) -> None:
         limits = self.limits
@@ -208,90 +167,24 @@ class CpuEngine:
         if batch.logits_rows.size:
             assert 0 <= batch.logits_rows.min() and batch.logits_rows.max() < batch.num_tokens
 
-    def _communicate(self, op: CpuOp, rows: dict[str, int]) -> None:
+    def _communicate(
+        self, op: CpuOp, inputs: tuple[Float32Array, ...], outputs: tuple[Float32Array, ...]
+    ) -> None:
         assert self._comm is not None
-        values = self._program.values
-
-        def array(name: str) -> Float32Array:
-            return self._buffers.array(name, rows[values[name].rows])
-
         if op.kind == "send":
             assert op.peer is not None
-            self._comm.send(array(op.inputs[0]), op.peer)
-            return
-        out = array(op.outputs[0])
-        if op.kind == "recv":
+            self._comm.send(inputs[0], op.peer)
+        elif op.kind == "recv":
             assert op.peer is not None
-            self._comm.recv(out, op.peer)
+            self._comm.recv(outputs[0], op.peer)
         elif op.kind == "allreduce":
-            out[:] = array(op.inputs[0])
-            self._comm.allreduce(out, op.group)
+            outputs[0][:] = inputs[0]
+            self._comm.allreduce(outputs[0], op.group)
         else:
-            parts = self._comm.allgather(array(op.inputs[0]), op.group)
+            parts = self._comm.allgather(inputs[0], op.group)
             # Columns past the end are the padding of a vocabulary that did not divide.
-            out[:] = np.concatenate(list(parts), axis=1)[:, : out.shape[1]]
+            outputs[0][:] = np.concatenate(list(parts), axis=1)[:, : outputs[0].shape[1]]
 
     def close(self) -> None:
         """End the threads; the engine is unusable afterwards."""
         self._team.close()
-
-
-_Segment = tuple[tuple[str, ...], "CpuOp | ctypes.Array[native.NativeOp]"]
-
-
-def _segments(ops: tuple[CpuOp, ...], native_op: Any) -> list[_Segment]:
-    """Cut a program at its collectives: (kinds, array of native ops) or (kind, collective)."""
-    segments: list[_Segment] = []
-    pending: list[CpuOp] = []
-
-    def flush() -> None:
-        if pending:
-            array = (native.NativeOp * len(pending))(*(native_op(op) for op in pending))
-            segments.append((tuple(op.kind for op in pending), array))
-            pending.clear()
-
-    for op in ops:
-        if op.kind in COLLECTIVES:
-            flush()
-            segments.append(((op.kind,), op))
-        else:
-            pending.append(op)
-    flush()
-    return segments
-
-
-def step_integers(batch: Batch) -> tuple[npt.NDArray[np.int32], ...]:
-    """Return token_sequence [T], tile_start [tiles + 1] and tile_sequence [tiles].
-
-    A tile is up to QUERY_TILE consecutive tokens of one sequence.
-    """
-    lengths = np.diff(batch.query_start)
-    sequences = np.arange(lengths.shape[0], dtype=np.int32)
-    token_sequence = np.repeat(sequences, lengths)
-    tiles = -(-lengths // native.QUERY_TILE)
-    tile_sequence = np.repeat(sequences, tiles)
-    within = np.arange(tile_sequence.shape[0]) - np.repeat(np.cumsum(tiles) - tiles, tiles)
-    starts = batch.query_start[:-1][tile_sequence] + within * native.QUERY_TILE
-    tile_start = np.append(starts, batch.num_tokens).astype(np.int32)
-    return token_sequence, tile_start, tile_sequence
-
-
-def native_batch(batch: Batch, integers: tuple[npt.NDArray[np.int32], ...]) -> native.NativeBatch:
-    """Point a C batch at the arrays; they must outlive it."""
-    token_sequence, tile_start, tile_sequence = integers
-    return native.NativeBatch(
-        num_tokens=batch.num_tokens,
-        num_sequences=batch.num_sequences,
-        num_logits=batch.logits_rows.shape[0],
-        max_blocks=batch.block_tables.shape[1],
-        token_ids=batch.token_ids.ctypes.data,
-        positions=batch.positions.ctypes.data,
-        query_start=batch.query_start.ctypes.data,
-        context_lens=batch.context_lens.ctypes.data,
-        block_tables=batch.block_tables.ctypes.data,
-        logits_rows=batch.logits_rows.ctypes.data,
-        token_sequence=token_sequence.ctypes.data,
-        num_tiles=tile_sequence.shape[0],
-        tile_start=tile_start.ctypes.data,
-        tile_sequence=tile_sequence.ctypes.data,
-    )
