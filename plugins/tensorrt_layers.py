@@ -1,0 +1,184 @@
+"""Adds TensorRT layers, named after the op and checkpoint tensor they come from.
+
+TensorRT returns None where it refuses a layer; here that is an error with that name. `trt` is the
+module of whichever TensorRT builds (tensorrt_rtx_bindings or tensorrt); enums are named by text.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from llmc.errors import BuildError
+
+Tensor = Any
+
+DATA_TYPES: dict[str, str] = {
+    "float32": "FLOAT",
+    "float16": "HALF",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "FP8",
+    "float4_e2m1": "FP4",
+    "int8": "INT8",
+    "int4": "INT4",
+    "int32": "INT32",
+    "int64": "INT64",
+    "bool": "BOOL",
+}
+"""Our element type → trt.DataType."""
+
+
+class Layers:
+    """One network under construction. `scope` is the name of the op being lowered."""
+
+    def __init__(self, trt: Any, network: Any, last_error: Callable[[], str]) -> None:
+        self.trt, self.network = trt, network
+        self.scope = ""
+        self._last_error = last_error
+        self._names: dict[str, int] = {}
+        self.kept: list[Any] = []
+
+    def data_type(self, dtype: str) -> Any:
+        return getattr(self.trt.DataType, DATA_TYPES[dtype])
+
+    def named(self, layer: Any, part: str) -> Any:
+        """Name `layer` "<scope>/<part>", numbered where that is taken, and return it.
+
+        Raises: BuildError when TensorRT refused it.
+        """
+        if layer is None:
+            raise self._refusal(part)
+        name = f"{self.scope}/{part}"
+        count = self._names[name] = self._names.get(name, 0) + 1
+        layer.name = name if count == 1 else f"{name}.{count}"
+        return layer
+
+    def output(self, layer: Any, part: str) -> Tensor:
+        """Name `layer` and its first output alike; return the output.
+
+        Raises: BuildError when TensorRT refuses the layer or its inputs.
+        """
+        tensor = self.named(layer, part).get_output(0)
+        tensor.name = layer.name
+        try:
+            tensor.shape  # noqa: B018  (inputs that do not fit show only where a shape is asked for)
+        except RuntimeError as error:
+            raise self._refusal(part) from error
+        return tensor
+
+    def _refusal(self, part: str) -> BuildError:
+        return BuildError(
+            f"{self.scope}: TensorRT refuses the layer {part!r}: {self._last_error()}"
+        )
+
+    def small(self, values: Any, dtype: str, part: str = "constant") -> Tensor:
+        """Add a constant of a few numbers."""
+        array = np.ascontiguousarray(values, np.dtype(dtype)).reshape(np.shape(values))
+        self.kept.append(array)
+        weights = self.trt.Weights(self.data_type(dtype), array.ctypes.data, array.size)
+        return self.output(self.network.add_constant(array.shape, weights), part)
+
+    def like(self, value: float, tensor: Tensor) -> Tensor:
+        """Add one number with the type of `tensor` and as many axes."""
+        dtype = self.dtype_of(tensor)
+        wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+        number = np.full((1,) * len(tensor.shape), value, np.dtype(wide))
+        return self.cast(self.small(number, wide), dtype)
+
+    def dtype_of(self, tensor: Tensor) -> str:
+        return next(name for name in DATA_TYPES if self.data_type(name) == tensor.dtype)
+
+    def cast(self, tensor: Tensor, dtype: str) -> Tensor:
+        """Return `tensor` itself when it is of `dtype`."""
+        wanted = self.data_type(dtype)
+        if tensor.dtype == wanted:
+            return tensor
+        return self.output(self.network.add_cast(tensor, wanted), "cast")
+
+    def binary(self, operation: str, a: Tensor, b: Tensor) -> Tensor:
+        """Add an elementwise operation of trt.ElementWiseOperation: PROD, SUM, DIV, …"""
+        kind = getattr(self.trt.ElementWiseOperation, operation)
+        return self.output(self.network.add_elementwise(a, b, kind), operation.lower())
+
+    def unary(self, operation: str, tensor: Tensor) -> Tensor:
+        """Add an operation of trt.UnaryOperation: SQRT, EXP, ERF, …"""
+        kind = getattr(self.trt.UnaryOperation, operation)
+        return self.output(self.network.add_unary(tensor, kind), operation.lower())
+
+    def activation(self, kind: str, tensor: Tensor) -> Tensor:
+        """Add an operation of trt.ActivationType: SIGMOID, TANH, RELU, GELU_ERF, GELU_TANH."""
+        found = getattr(self.trt.ActivationType, kind)
+        return self.output(self.network.add_activation(tensor, found), kind.lower())
+
+    def reduce(self, operation: str, tensor: Tensor, axis: int) -> Tensor:
+        """Reduce one axis to length 1 by trt.ReduceOperation."""
+        kind = getattr(self.trt.ReduceOperation, operation)
+        layer = self.network.add_reduce(tensor, kind, 1 << axis, True)
+        return self.output(layer, f"reduce_{operation.lower()}")
+
+    def matmul(self, a: Tensor, b: Tensor, *, transpose_b: bool = False) -> Tensor:
+        operation = self.trt.MatrixOperation
+        second = operation.TRANSPOSE if transpose_b else operation.NONE
+        return self.output(self.network.add_matrix_multiply(a, operation.NONE, b, second), "matmul")
+
+    def reshape(
+        self, tensor: Tensor, dims: tuple[int, ...], *, transpose: tuple[int, ...] | None = None
+    ) -> Tensor:
+        """Reshape (0 keeps a length, -1 takes the rest), then permute the axes."""
+        layer = self.network.add_shuffle(tensor)
+        layer.reshape_dims = dims
+        if transpose is not None:
+            layer.second_transpose = transpose
+        return self.output(layer, "shuffle")
+
+    def transpose(self, tensor: Tensor, order: tuple[int, ...], reshape: tuple[int, ...]) -> Tensor:
+        """Permute the axes, then reshape."""
+        layer = self.network.add_shuffle(tensor)
+        layer.first_transpose = order
+        layer.reshape_dims = reshape
+        return self.output(layer, "shuffle")
+
+    def columns(self, tensor: Tensor, start: int, count: int) -> Tensor:
+        """Return columns [start, start + count) of the last axis of a tensor [B, S, columns]."""
+        shape = self.output(self.network.add_shape(tensor), "shape")
+        rows = self.output(self.network.add_slice(shape, (0,), (2,), (1,)), "rows")
+        size = self.network.add_concatenation([rows, self.small([count], "int64")])
+        size.axis = 0
+        layer = self.network.add_slice(tensor, (0, 0, start), (0, 0, 0), (1, 1, 1))
+        layer.set_input(2, self.output(size, "size"))
+        return self.output(layer, "columns")
+
+    def gather(self, table: Tensor, indices: Tensor, *, batched: bool = False) -> Tensor:
+        """Take rows of table [N, columns], or batched: of each slot of table [B, S, columns]."""
+        layer = self.network.add_gather(table, indices, 1 if batched else 0)
+        if batched:
+            layer.num_elementwise_dims = 1
+        return self.output(layer, "gather")
+
+    def select(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return self.output(self.network.add_select(condition, a, b), "select")
+
+    def unsqueeze(self, tensor: Tensor) -> Tensor:
+        """Return a tensor with an axis of 1 in front."""
+        axes = self.small([0], "int64")
+        return self.output(self.network.add_unsqueeze(tensor, axes), "unsqueeze")
+
+    def collective(self, operation: str, tensor: Tensor, group: tuple[int, ...]) -> Tensor:
+        """Add ALL_REDUCE (a sum) or ALL_GATHER (along the first axis) over the ranks of `group`.
+
+        The layer shows neither operation nor group to a reader: its metadata has both, as JSON.
+        """
+        trt = self.trt
+        reduction = (
+            trt.ReduceOperation.SUM if operation == "ALL_REDUCE" else trt.ReduceOperation.NONE
+        )
+        kind = getattr(trt.CollectiveOperation, operation)
+        layer = self.network.add_dist_collective(
+            tensor, kind, reduction, -1, np.array(group, np.int64)
+        )
+        metadata = json.dumps({"collective": operation, "group": list(group)})
+        tensor = self.output(layer, operation.lower())
+        layer.metadata = metadata
+        layer.num_ranks = len(group)
+        return tensor
