@@ -81,11 +81,8 @@ def write_model(directory: Path, arch: ModelArch) -> int:
     (directory / "config.json").write_text(json.dumps(config))
     infos = []
     for spec in tensor_specs(CheckpointConfig(arch=arch, dtype="bfloat16"), 0):
-        sources = FAMILY.sources(spec)
-        lengths = [spec.shape[0]] if len(sources) == 1 else [part.length for part in spec.segments]
-        for source, length in zip(sources, lengths, strict=True):
-            shape = (length, *spec.shape[1:])
-            infos.append(TensorInfo(name=source, dtype="bfloat16", shape=shape))
+        for rows in FAMILY.sources(spec, arch):
+            infos.append(TensorInfo(name=rows.source, dtype="bfloat16", shape=rows.shape))
     path = directory / "model.safetensors"
     writer = SafetensorsWriter(path, infos)
     writer._file.close()  # its size is set; what is not written stays a hole

@@ -33,6 +33,11 @@ def unsupported(config: CheckpointConfig) -> list[str]:
     reasons = unsplittable(config)
     if config.mapping.cp_size > 1:
         reasons.append(f"mapping.cp_size: {config.mapping.cp_size}, expected 1")
+    if arch.activation != "silu":
+        reasons.append(f"hidden_act: {arch.hidden_act!r}, expected 'silu'")
+    if arch.position_embedding_type != "rope_gpt_neox":
+        found = arch.position_embedding_type
+        reasons.append(f"position_embedding_type: {found!r}, expected 'rope_gpt_neox'")
     reasons += unhandled_settings(arch)
     for layer in range(arch.num_hidden_layers):
         prefix = f"transformer.layers.{layer}.mlp"
@@ -138,7 +143,7 @@ class _Writer:
         hidden = self.add(
             f"{module}.residual",
             hidden,
-            self.row_linear(f"{module}.dense", context, inner, arch.attn_bias),
+            self.row_linear(f"{module}.dense", context, inner, arch.dense_bias),
         )
         module = f"{prefix}.mlp"
         gate_up = self.linear(
@@ -148,7 +153,7 @@ class _Writer:
             out_features=2 * mlp,
             bias=arch.mlp_bias,
         )
-        attrs = {"intermediate_size": mlp, "activation": arch.hidden_act}
+        attrs = {"intermediate_size": mlp, "activation": arch.activation}
         activated = self._call("gated_activation", f"{module}.activation", (gate_up,), attrs)
         product = self.row_linear(f"{module}.proj", activated, mlp, arch.mlp_bias)
         return self.add(f"{module}.residual", hidden, product)

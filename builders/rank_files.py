@@ -138,13 +138,11 @@ class _Plan:
     def _copy(
         self, spec: TensorSpec, tp_rank: int, writer: SafetensorsWriter, first_layer: int
     ) -> None:
-        weights = self.model.weights
-        names = self.model.sources[spec.name]
-        sources = [(name, weights.infos[name].shape[0]) for name in names]
+        sources = self.model.sources[spec.name]
         tp_size, name = self.config.mapping.tp_size, spec.local_name(first_layer)
         parts: list[Slice] = list(slices(spec, sources, tp_rank=tp_rank, tp_size=tp_size))
         for part in parts:
-            copy_slice(part, weights, writer, name, self.advance)
+            copy_slice(part, self.model.weights, writer, name, self.advance)
 
     def _split(
         self, spec: TensorSpec, writers: Sequence[SafetensorsWriter], first_layer: int

@@ -16,6 +16,18 @@ LayerRope = Literal["global", "local", "none"]
 Scoring = Literal["softmax", "sigmoid", "softmax_of_top"]
 GroupScore = Literal["max", "top2_sum"]
 
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "swiglu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+"""Hugging Face's and TensorRT-LLM's name of an activation → that of our ops."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeArch:
@@ -74,7 +86,8 @@ class ModelArch:
     Norms: `norm_placement` "pre" norms the input of a block, "post" its output before the residual
     is added, "sandwich" both. With `parallel_attention` attention and MLP read the same hidden
     state and both are added to it; `parallel_norms` 2 gives each a norm of its own. `norm_epsilon`
-    is that of every norm. `embedding_norm` norms the embedding.
+    is that of every norm. `mlp_norm` is the checkpoint's name for the norm before the MLP.
+    `embedding_norm` norms the embedding.
 
     Biases: `attn_bias` is attention.qkv's, `dense_bias` attention.dense's, `mlp_bias` the MLP's.
 
@@ -114,6 +127,7 @@ class ModelArch:
     norm_placement: NormPlacement = "pre"
     parallel_attention: bool = False
     parallel_norms: int = 1
+    mlp_norm: str = "post_layernorm"
     embedding_norm: bool = False
     position_embedding_type: str = "rope_gpt_neox"
     rotary_base: float = 10000.0

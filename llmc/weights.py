@@ -90,16 +90,35 @@ class SafetensorsFile:
         """
         info = self.infos[name]
         assert info.shape and 0 <= start <= stop <= info.shape[0], (name, start, stop, info.shape)
-        row_bytes = prod(info.shape[1:]) * numpy_dtype(info.dtype).itemsize
         rows: npt.NDArray[Any] = np.empty((stop - start, *info.shape[1:]), numpy_dtype(info.dtype))
-        view = rows.reshape(-1).view(np.uint8).data
-        position = self._offsets[name] + start * row_bytes
+        self._fill(rows.reshape(-1), name, start * prod(info.shape[1:]))
+        return rows
+
+    def read_block(self, name: str, rows: range, columns: range) -> npt.NDArray[Any]:
+        """Return [len(rows), len(columns)] of tensor `name`, seen as rows of its last dimension.
+
+        As `read_rows` otherwise: only what is asked for is read.
+        """
+        info = self.infos[name]
+        width = info.shape[-1]
+        assert columns.stop <= width and rows.stop * width <= prod(info.shape), (name, rows)
+        block: npt.NDArray[Any] = np.empty((len(rows), len(columns)), numpy_dtype(info.dtype))
+        if len(columns) == width:
+            self._fill(block.reshape(-1), name, rows.start * width)
+            return block
+        for index, row in enumerate(rows):
+            self._fill(block[index], name, row * width + columns.start)
+        return block
+
+    def _fill(self, values: npt.NDArray[Any], name: str, first: int) -> None:
+        """Read into `values`, contiguous, the elements of tensor `name` from the `first`."""
+        view = values.view(np.uint8).data
+        position = self._offsets[name] + first * values.itemsize
         while view:
             count = os.preadv(self._file.fileno(), [view], position)
             if count == 0:
                 raise CheckpointError(f"{self.path}: {name}: file ends at byte {position}")
             view, position = view[count:], position + count
-        return rows
 
     def release(self) -> None:
         """Give resident pages of the map back; views stay valid and page in again when touched."""
@@ -153,11 +172,14 @@ class SafetensorsWriter:
         self._put(name, 0, array)
 
     def write_rows(self, name: str, start: int, rows: npt.NDArray[Any]) -> None:
-        """Write `rows` of tensor `name` beginning at row `start`; no row may be written twice."""
+        """Write `rows` of tensor `name` beginning at row `start`; no row may be written twice.
+
+        Rows are those of the last dimension: of [E, R, C] it has E * R, and `rows` is [n, C].
+        """
         shape = self.infos[name].shape
-        assert rows.shape[1:] == shape[1:] and start + rows.shape[0] <= shape[0], (name, rows.shape)
-        row_bytes = prod(shape[1:]) * numpy_dtype(self.infos[name].dtype).itemsize
-        self._put(name, start * row_bytes, rows)
+        num_rows, row_shape = prod(shape[: len(shape[1:]) or 1]), shape[1:][-1:]
+        assert rows.shape[1:] == row_shape and start + len(rows) <= num_rows, (name, rows.shape)
+        self._put(name, start * prod(row_shape) * rows.itemsize, rows)
 
     def _put(self, name: str, offset: int, array: npt.NDArray[Any]) -> None:
         assert dtype_name(array.dtype) == self.infos[name].dtype, (name, array.dtype)

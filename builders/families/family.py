@@ -1,74 +1,113 @@
 """What a family file states: how to read its config, and where each checkpoint tensor comes from.
 
-Rules are data over module names; "weight" and "bias" follow their module. Shapes and splits are not
-a family's business: `llmc.checkpoint.schema` derives them from the architecture.
+Rules are data (llmc.builders.families.rules). Shapes and splits are not a family's business:
+`llmc.checkpoint.schema` derives them from the architecture, and the network is written from it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from llmc.arch import ModelArch
 from llmc.builders.families import FAMILIES
+from llmc.builders.families.rules import Rows, Rule
 from llmc.builders.hf.config import HfConfig
 from llmc.checkpoint import TensorSpec
 from llmc.lookup import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """Module `target` of the checkpoint is the rows of Hugging Face modules `sources`, in order."""
-
-    target: str
-    sources: tuple[str, ...]
-
-
-def rename(target: str, source: str) -> Rule:
-    """State that `source` becomes `target` as it is."""
-    return Rule(target=target, sources=(source,))
-
-
-def fuse(target: str, *sources: str) -> Rule:
-    """State that the rows of `sources`, one after another, become `target`."""
-    return Rule(target=target, sources=sources)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One family.
 
+    `read_arch` fills what the network is built from. `settings` are the further keys that
+    TensorRT-LLM's config.json has for that architecture, and `left_out` the common ones it lacks
+    ("mapping.cp_size" for one within an object).
+
     `rules` name whole modules; `layer_rules` are relative to "transformer.layers.N." on our side
-    and to `layer_prefix` on the other. `tied` is (output tensor, embedding tensor) of the
-    checkpoint: the first takes the second's source when the model ties them and brings no output
-    tensor. `harmless` are patterns of tensors that may remain unread. `settings` are the family's
-    further config.json keys, with the one value each may have; `arch_values` likewise for fields
-    of ModelArch.
+    and to `layer_prefix` on the other. Of several rules for one target the first whose tensors are
+    all there holds. `base_prefix` is one that models saved without their head lack. `tied` is
+    (output tensor, embedding tensor) of the checkpoint: the first takes the second's source when
+    the model ties them and brings no output tensor. `harmless` are patterns of tensors that may
+    remain unread.
+
+    `tensorrt_llm`: the first version of TensorRT-LLM with a converter for the family, None when
+    there is none up to 1.2.
     """
 
     read_arch: Callable[[HfConfig], ModelArch]
     rules: tuple[Rule, ...]
     layer_rules: tuple[Rule, ...]
     layer_prefix: str
-    tied: tuple[str, str]
+    base_prefix: str = ""
+    tied: tuple[str, str] = ("lm_head.weight", "transformer.vocab_embedding.weight")
     harmless: tuple[str, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
-    arch_values: dict[str, Any] = field(default_factory=dict)
+    settings: Callable[[ModelArch], dict[str, Any]] = field(default=lambda arch: {})
+    left_out: tuple[str, ...] = ()
+    tensorrt_llm: str | None = None
 
-    def sources(self, spec: TensorSpec) -> tuple[str, ...]:
-        """Return the Hugging Face tensors whose rows, in order, are the tensor of `spec`."""
-        module, _, part = spec.name.rpartition(".")
-        rules, prefix = self.rules, ""
-        if spec.layer is not None:
-            module = module.removeprefix(f"transformer.layers.{spec.layer}.")
-            rules, prefix = self.layer_rules, self.layer_prefix.format(layer=spec.layer)
-        matching = [rule for rule in rules if rule.target == module]
-        assert len(matching) == 1, f"{spec.name}: {len(matching)} rules"
-        return tuple(f"{prefix}{source}.{part}" for source in matching[0].sources)
+    def arch(self, config: HfConfig) -> ModelArch:
+        """Return the architecture `config` describes; what cannot be converted is noted there."""
+        arch = self.read_arch(config)
+        return replace(arch, family_settings=self.settings(arch), left_out=self.left_out)
+
+    def sources(
+        self, spec: TensorSpec, arch: ModelArch, present: Collection[str] | None = None
+    ) -> tuple[Rows, ...]:
+        """Return the rows of Hugging Face tensors that are, in order, the tensor of `spec`.
+
+        `present` are the model's tensors, where they decide between rules (None: the first rule).
+        """
+        found = []
+        for rule in self._rules_for(spec):
+            rows = tuple(rule.rows(spec, arch, partial(self._tensor_name, spec, rule)))
+            if present is not None and self.base_prefix:
+                rows = tuple(self._without_base(row, present) for row in rows)
+            if present is None or all(row.source in present for row in rows):
+                return rows
+            found.append(rows)
+        assert found, f"{spec.name}: no rule"
+        return found[0]
+
+    def parts(self, spec: TensorSpec) -> tuple[str, ...] | None:
+        """Return the Hugging Face modules a linear module is made of, row after row.
+
+        None when its rows are in another order there, or their number is.
+        """
+        rule = self._rules_for(spec)[0]
+        if not rule.keeps_rows or any("{expert}" in source for source in rule.sources):
+            return None
+        names = (self._tensor_name(spec, rule, source) for source in rule.sources)
+        return tuple(name.rpartition(".")[0] for name in names)
 
     def is_harmless(self, name: str) -> bool:
         """Say whether Hugging Face tensor `name` may be left unread."""
         return any(fnmatchcase(name, pattern) for pattern in self.harmless)
+
+    def _rules_for(self, spec: TensorSpec) -> list[Rule]:
+        rules, name = self.rules, spec.name
+        if spec.layer is not None:
+            name = name.removeprefix(f"transformer.layers.{spec.layer}.")
+            rules = self.layer_rules
+        module = name.rpartition(".")[0]
+        found = [rule for rule in rules if rule.target in (name, module)]
+        assert found, f"{spec.name}: no rule"
+        return found
+
+    def _tensor_name(self, spec: TensorSpec, rule: Rule, source: str) -> str:
+        """Return the name of the tensor of module (or tensor) `source` that `spec` is made of."""
+        prefix = "" if spec.layer is None else self.layer_prefix.format(layer=spec.layer)
+        is_tensor = spec.name.endswith(rule.target)
+        part = "" if is_tensor else "." + spec.name.rpartition(".")[2]
+        return f"{prefix}{source}{part}"
+
+    def _without_base(self, row: Rows, present: Collection[str]) -> Rows:
+        bare = row.source.removeprefix(self.base_prefix)
+        if row.source in present or bare not in present:
+            return row
+        return replace(row, source=bare)
 
 
 def load_family(architecture: str) -> Family:
@@ -87,12 +126,8 @@ def unhandled_settings(arch: ModelArch) -> list[str]:
     if arch.architecture not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         return [f"architecture: {arch.architecture!r}, expected one of {known}"]
-    family = load_family(arch.architecture)
-    reasons = []
-    for key, wanted in family.arch_values.items():
-        if (found := getattr(arch, key)) != wanted:
-            reasons.append(f"{key}: {found!r}, expected {wanted!r}")
-    return reasons + _differences(arch.family_settings, family.settings, prefix="")
+    wanted = load_family(arch.architecture).settings(arch)
+    return _differences(arch.family_settings, wanted, prefix="")
 
 
 def _differences(found: dict[str, Any], wanted: dict[str, Any], *, prefix: str) -> list[str]:

@@ -9,7 +9,8 @@ has them, and drops Mistral's sliding_window; both are kept here.
 from typing import Any
 
 from llmc.arch import ModelArch
-from llmc.builders.families.family import Family, fuse, rename
+from llmc.builders.families.family import Family
+from llmc.builders.families.rules import fuse, rename
 from llmc.builders.hf.config import HfConfig
 from llmc.builders.hf.rope import read_rope
 
@@ -52,6 +53,7 @@ def read_arch(config: HfConfig) -> ModelArch:
     max_positions = config.count("max_position_embeddings")
     rotary_base, rotary_scaling = read_rope(config, rotary_dim=head_size)
     window = config.maybe(int, "sliding_window")
+    bias = config.optional(bool, "attention_bias", False)
     config.expect("hidden_act", "silu")
     config.expect("rope_interleaved", False)
     return ModelArch(
@@ -68,12 +70,12 @@ def read_arch(config: HfConfig) -> ModelArch:
         rotary_base=rotary_base,
         rotary_embedding_dim=head_size,
         rotary_scaling=rotary_scaling,
-        attn_bias=config.optional(bool, "attention_bias", False),
+        attn_bias=bias,
+        dense_bias=bias,
         mlp_bias=config.optional(bool, "mlp_bias", False),
         tie_word_embeddings=config.optional(bool, "tie_word_embeddings", False),
         # A window no sequence can outgrow is none.
         sliding_window=window if window is not None and window < max_positions else None,
-        family_settings=_SETTINGS,
     )
 
 
@@ -94,8 +96,7 @@ FAMILY = Family(
         rename("mlp.gate", "mlp.up_proj"),
         rename("mlp.proj", "mlp.down_proj"),
     ),
-    tied=("lm_head.weight", "transformer.vocab_embedding.weight"),
     harmless=("model.layers.*.self_attn.rotary_emb.*",),
-    settings=_SETTINGS,
-    arch_values={"position_embedding_type": "rope_gpt_neox", "hidden_act": "silu"},
+    settings=lambda arch: _SETTINGS,
+    tensorrt_llm="0.5",
 )

@@ -16,6 +16,7 @@ import numpy as np
 from llmc.arch import ModelArch
 from llmc.builders.families import FAMILIES
 from llmc.builders.families.family import Family, load_family
+from llmc.builders.families.rules import Rows
 from llmc.builders.hf.config import HfConfig, read_json
 from llmc.builders.hf.prequantized.model import Prequantized, account, read_scheme
 from llmc.builders.hf.reader import HfWeights
@@ -32,14 +33,16 @@ _COMPARE_BYTES = 8 << 20
 class HfModel:
     """A model that was looked at.
 
-    `sources`: name of a checkpoint tensor → Hugging Face tensors. `prequantized`: which of the
-    linear modules are quantized and how; for their weights `sources` does not hold.
+    `specs` are the checkpoint's tensors by name, unsplit, and `sources` the rows each is made of.
+    `prequantized`: which of the linear modules are quantized and how; for their weights `sources`
+    does not hold.
     """
 
     config: HfConfig
     arch: ModelArch
     weights: HfWeights
-    sources: dict[str, tuple[str, ...]]
+    specs: dict[str, TensorSpec]
+    sources: dict[str, tuple[Rows, ...]]
     dtype: str
     prequantized: Prequantized | None = None
 
@@ -57,7 +60,7 @@ def examine(model_dir: Path) -> tuple[HfModel | None, list[str]]:
         config = HfConfig.open(model_dir)
         family = _find_family(config)
         if family is not None:
-            arch = family.read_arch(config)
+            arch = family.arch(config)
             num_reasons = len(config.reasons)
             scheme = read_scheme(model_dir, config, arch)
             # Of a quantization nobody could read no tensor can be named.
@@ -72,11 +75,14 @@ def examine(model_dir: Path) -> tuple[HfModel | None, list[str]]:
     prequantized, misquantized = None, reasons
     if scheme is not None:
         prequantized, misquantized = account(scheme, family, arch, weights)
-    sources, unaccounted = _account(family, arch, weights, prequantized)
+    whole = CheckpointConfig(arch=arch, dtype=WEIGHT_DTYPES[0])
+    specs = {spec.name: spec for spec in tensor_specs(whole, 0)}
+    sources, unaccounted = _account(family, arch, specs, weights, prequantized)
     model = HfModel(
         config=config,
         arch=arch,
         weights=weights,
+        specs=specs,
         sources=sources,
         dtype=dtype,
         prequantized=prequantized,
@@ -103,50 +109,51 @@ def _find_family(config: HfConfig) -> Family | None:
 
 
 def _account(
-    family: Family, arch: ModelArch, weights: HfWeights, prequantized: Prequantized | None
-) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    family: Family,
+    arch: ModelArch,
+    specs: dict[str, TensorSpec],
+    weights: HfWeights,
+    prequantized: Prequantized | None,
+) -> tuple[dict[str, tuple[Rows, ...]], list[str]]:
     """Match the checkpoint's tensors with Hugging Face's; return sources and what does not fit."""
-    whole = CheckpointConfig(arch=arch, dtype=WEIGHT_DTYPES[0])
-    specs = {spec.name: spec for spec in tensor_specs(whole, 0)}
-    sources = {name: family.sources(spec) for name, spec in specs.items()}
+    sources = {name: family.sources(spec, arch, weights.infos) for name, spec in specs.items()}
     reasons: list[str] = []
     output, embedding = family.tied
-    if sources[output][0] not in weights.infos:
+    if sources[output][0].source not in weights.infos:
         if arch.tie_word_embeddings:
             sources[output] = sources[embedding]
     elif arch.tie_word_embeddings:
-        reasons += _tie_reasons(weights, sources[output][0], sources[embedding][0])
+        reasons += _tie_reasons(weights, sources[output][0].source, sources[embedding][0].source)
     quantized = {f"{module}.weight" for module in prequantized.modules} if prequantized else ()
-    for name, spec in specs.items():
+    looked_at: set[str] = set()
+    for name, rows in sources.items():
         if name in quantized:
             continue
-        if name == output and sources[output] == sources[embedding]:
+        if name == output and rows == sources[embedding]:
             continue
-        reasons += _source_reasons(spec, sources[name], weights, untied=name == output)
-    used = {source for name, names in sources.items() for source in names if name not in quantized}
-    used |= prequantized.used if prequantized else set()
+        for row in rows:
+            if row.source not in looked_at:
+                reasons += _source_reasons(row, weights, untied=name == output)
+            looked_at.add(row.source)
+    used = looked_at | (prequantized.used if prequantized else set())
     for name in weights.infos:
         if name not in used and not family.is_harmless(name):
             reasons.append(f"{weights.path(name)}: {name}: not a tensor of {arch.architecture}")
     return sources, reasons
 
 
-def _source_reasons(
-    spec: TensorSpec, sources: tuple[str, ...], weights: HfWeights, *, untied: bool
-) -> Iterator[str]:
-    lengths = [spec.shape[0]] if len(sources) == 1 else [part.length for part in spec.segments]
-    assert len(lengths) == len(sources), spec.name
-    for source, length in zip(sources, lengths, strict=True):
-        info, shape = weights.infos.get(source), (length, *spec.shape[1:])
-        if info is None:
-            why = " (tie_word_embeddings is not set, so the model needs its own)" if untied else ""
-            if not weights.reasons:  # a shard that could not be read may well hold it
-                yield f"{weights.directory}: {source}: missing{why}"
-        elif info.shape != shape:
-            yield f"{weights.path(source)}: {source}: shape {info.shape}, expected {shape}"
-        elif info.dtype not in WEIGHT_DTYPES:
-            wanted = ", ".join(WEIGHT_DTYPES)
-            yield f"{weights.path(source)}: {source}: dtype {info.dtype}, expected one of {wanted}"
+def _source_reasons(rows: Rows, weights: HfWeights, *, untied: bool) -> Iterator[str]:
+    source = rows.source
+    info = weights.infos.get(source)
+    if info is None:
+        why = " (tie_word_embeddings is not set, so the model needs its own)" if untied else ""
+        if not weights.reasons:  # a shard that could not be read may well hold it
+            yield f"{weights.directory}: {source}: missing{why}"
+    elif info.shape != rows.shape:
+        yield f"{weights.path(source)}: {source}: shape {info.shape}, expected {rows.shape}"
+    elif info.dtype not in WEIGHT_DTYPES:
+        wanted = ", ".join(WEIGHT_DTYPES)
+        yield f"{weights.path(source)}: {source}: dtype {info.dtype}, expected one of {wanted}"
 
 
 def _tie_reasons(weights: HfWeights, output: str, embedding: str) -> list[str]:

@@ -54,6 +54,10 @@ class HfWeights:
         """Return rows [start, stop) of tensor `name`; threads may call this at the same time."""
         return self._files[name].read_rows(name, start, stop)
 
+    def read_block(self, name: str, rows: range, columns: range) -> npt.NDArray[Any]:
+        """Return a block of tensor `name`, seen as rows of its last dimension."""
+        return self._files[name].read_block(name, rows, columns)
+
     def read(self, name: str) -> npt.NDArray[Any]:
         """Return the whole of tensor `name` in memory of its own; it may be a single number."""
         if self.infos[name].shape:

@@ -10,6 +10,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from llmc.arch import ModelArch
+from llmc.checkpoint.arch_json import (
+    ARCH_KEYS,
+    arch_keys,
+    own_fields,
+    read_arch,
+    require_whole,
+    typed,
+)
 from llmc.checkpoint.quantization import Quantization
 from llmc.dtypes import WEIGHT_DTYPES
 from llmc.errors import CheckpointError
@@ -19,17 +27,14 @@ from llmc.quant.layouts import LAYOUTS
 
 log = logging.getLogger(__name__)
 
-_FIXED: dict[str, Any] = {"qk_layernorm": False, "runtime_defaults": None}
-"""Common keys with one value this version handles."""
+_MAY_BE_LEFT_OUT = {
+    "logits_dtype": ("float32",),
+    "qk_layernorm": (False, True),
+    "runtime_defaults": (None,),
+}
+"""Common keys beside ARCH_KEYS that some architectures lack → the values that may go unsaid."""
 
-_INFORMATIVE = ("producer", "llmc")
-_ARCH_KEYS = (
-    *("architecture", "hidden_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_size", "intermediate_size", "vocab_size"),
-    *("max_position_embeddings", "hidden_act", "norm_epsilon", "position_embedding_type"),
-    *("rotary_base", "rotary_embedding_dim", "rotary_scaling", "attn_bias", "mlp_bias"),
-    "tie_word_embeddings",
-)
+_INFORMATIVE = ("producer", "llmc", "qk_layernorm", "runtime_defaults")
 _REQUIRED = (
     "architecture",
     "dtype",
@@ -87,24 +92,24 @@ class CheckpointConfig:
         return self.mapping.tp_size * self.mapping.pp_size
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object TensorRT-LLM writes for this model, key for key."""
-        data: dict[str, Any] = {key: getattr(self.arch, key) for key in _ARCH_KEYS}
-        data |= self.arch.family_settings
-        data |= _FIXED
-        data |= {
-            "dtype": self.dtype,
-            "logits_dtype": self.logits_dtype,
-            "use_parallel_embedding": self.use_parallel_embedding,
-            "embedding_sharding_dim": self.embedding_sharding_dim,
-            "mapping": self.mapping.to_json(),
-        }
+        """Return the object TensorRT-LLM writes for this model, key for key, and "llmc"."""
         quantization = self.quantization.to_json()
         own = {
-            "sliding_window": self.arch.sliding_window,
             "layout": self.layout,
             "quantized_layers": quantization.pop("quantized_layers", None),
         }
-        data["quantization"] = quantization
+        data = arch_keys(self.arch) | {
+            "dtype": self.dtype,
+            "logits_dtype": self.logits_dtype,
+            "runtime_defaults": None,
+            "use_parallel_embedding": self.use_parallel_embedding,
+            "embedding_sharding_dim": self.embedding_sharding_dim,
+            "mapping": self.mapping.to_json(),
+            "quantization": quantization,
+        }
+        for key in self.arch.left_out:
+            _leave_out(data, key)
+        own["arch"] = own_fields(self.arch, _read_arch(data))
         if any(value is not None for value in own.values()):
             data["llmc"] = {key: value for key, value in own.items() if value is not None}
         return data
@@ -120,83 +125,62 @@ class CheckpointConfig:
         for key in _REQUIRED:
             if key not in data:
                 raise CheckpointError(f"{key}: missing")
-        for key, value in _FIXED.items():
-            if data.get(key, value) != value:
-                raise CheckpointError(f"{key}: {data[key]!r}, expected {value!r}")
-        dtype = _typed(data, "dtype", str)
+        if data.get("runtime_defaults") is not None:
+            raise CheckpointError(f"runtime_defaults: {data['runtime_defaults']!r}, expected None")
+        dtype = typed(data, "dtype", str)
         if dtype not in WEIGHT_DTYPES:
             raise CheckpointError(f"dtype: {dtype!r}, expected one of {', '.join(WEIGHT_DTYPES)}")
-        sharding_dim = _typed(data, "embedding_sharding_dim", int, 0)
+        sharding_dim = typed(data, "embedding_sharding_dim", int, 0)
         if sharding_dim not in (0, 1):
             raise CheckpointError(f"embedding_sharding_dim: {sharding_dim}, expected 0 or 1")
-        layout = _typed(_typed(data, "llmc", dict, {}), "layout", (str, type(None)))
+        layout = typed(typed(data, "llmc", dict, {}), "layout", (str, type(None)))
         if layout is not None and layout not in LAYOUTS:
             raise CheckpointError(f"layout: {layout!r}, expected one of {', '.join(LAYOUTS)}")
+        arch = _read_arch(data)
+        require_whole(arch, typed(data, "llmc", dict, {}).get("arch"))
         return cls(
-            arch=_read_arch(data),
+            arch=arch,
             dtype=dtype,
-            mapping=Mapping.from_json(_typed(data, "mapping", dict, {})),
+            mapping=Mapping.from_json(typed(data, "mapping", dict, {})),
             quantization=_read_quantization(data),
-            logits_dtype=_typed(data, "logits_dtype", str, "float32"),
-            use_parallel_embedding=_typed(data, "use_parallel_embedding", bool, False),
+            logits_dtype=typed(data, "logits_dtype", str, "float32"),
+            use_parallel_embedding=typed(data, "use_parallel_embedding", bool, False),
             embedding_sharding_dim=sharding_dim,
             layout=layout,
         )
 
 
 def _read_quantization(data: dict[str, Any]) -> Quantization:
-    own = _typed(data, "llmc", dict, {})
-    layers = _typed(own, "quantized_layers", (dict, type(None)))
+    own = typed(data, "llmc", dict, {})
+    layers = typed(own, "quantized_layers", (dict, type(None)))
     extra = {} if layers is None else {"quantized_layers": layers}
-    return Quantization.from_json(_typed(data, "quantization", dict, {}) | extra)
+    return Quantization.from_json(typed(data, "quantization", dict, {}) | extra)
 
 
 def _read_arch(data: dict[str, Any]) -> ModelArch:
-    hidden, heads = _count(data, "hidden_size"), _count(data, "num_attention_heads")
-    head_size = _count(data, "head_size", hidden // heads)
-    own = (*_ARCH_KEYS, *_FIXED, *_INFORMATIVE, *(item.name for item in fields(CheckpointConfig)))
-    extras = _typed(data, "llmc", dict, {})
-    return ModelArch(
-        architecture=_typed(data, "architecture", str),
-        hidden_size=hidden,
-        num_hidden_layers=_count(data, "num_hidden_layers"),
-        num_attention_heads=heads,
-        num_key_value_heads=_count(data, "num_key_value_heads", heads),
-        head_size=head_size,
-        intermediate_size=_count(data, "intermediate_size", 4 * hidden),
-        vocab_size=_count(data, "vocab_size"),
-        max_position_embeddings=_count(data, "max_position_embeddings"),
-        hidden_act=_typed(data, "hidden_act", str, "silu"),
-        norm_epsilon=_number(data, "norm_epsilon", 1e-5),
-        position_embedding_type=_typed(data, "position_embedding_type", str, "learned_absolute"),
-        rotary_base=_number(data, "rotary_base", 10000.0),
-        rotary_embedding_dim=_count(data, "rotary_embedding_dim", head_size),
-        rotary_scaling=_typed(data, "rotary_scaling", (dict, type(None)), None),
-        attn_bias=_typed(data, "attn_bias", bool, False),
-        mlp_bias=_typed(data, "mlp_bias", bool, False),
-        tie_word_embeddings=_typed(data, "tie_word_embeddings", bool, False),
-        sliding_window=_typed(extras, "sliding_window", (int, type(None)), None),
-        family_settings={key: value for key, value in data.items() if key not in own},
-    )
+    own = typed(typed(data, "llmc", dict, {}), "arch", (dict, type(None)))
+    common = (*ARCH_KEYS, *_INFORMATIVE, *(item.name for item in fields(CheckpointConfig)))
+    settings = {key: value for key, value in data.items() if key not in common}
+    return read_arch(data, settings, _missing_keys(data), own)
 
 
-def _typed(
-    data: dict[str, Any], key: str, kind: type | tuple[type, ...], default: Any = None
-) -> Any:
-    value = data.get(key, default)
-    # bool is an int to Python; a flag where a number belongs is a mistake all the same.
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        names = [item.__name__ for item in (kind if isinstance(kind, tuple) else (kind,))]
-        raise CheckpointError(f"{key}: {value!r}, expected {' or '.join(names)}")
-    return value
+def _missing_keys(data: dict[str, Any]) -> tuple[str, ...]:
+    """Return the common keys that `data` does not have, sorted."""
+    missing = [key for key in (*ARCH_KEYS, *_MAY_BE_LEFT_OUT) if key not in data]
+    for key, whole in (("mapping", Mapping()), ("quantization", Quantization())):
+        found = typed(data, key, dict, {})
+        missing += [f"{key}.{name}" for name in whole.to_json() if name not in found]
+    return tuple(sorted(missing))
 
 
-def _count(data: dict[str, Any], key: str, default: int | None = None) -> int:
-    value: int = _typed(data, key, int, default)
-    if value < 1:
-        raise CheckpointError(f"{key}: {value}, expected at least 1")
-    return value
-
-
-def _number(data: dict[str, Any], key: str, default: float) -> float:
-    return float(_typed(data, key, (int, float), default))
+def _leave_out(data: dict[str, Any], key: str) -> None:
+    """Remove one of TensorRT-LLM's common keys, unless that would lose what it says."""
+    parent, _, name = key.rpartition(".")
+    if not parent:
+        if key not in _MAY_BE_LEFT_OUT or data.get(key) in _MAY_BE_LEFT_OUT[key]:
+            data.pop(key, None)
+        return
+    read = {"mapping": Mapping.from_json, "quantization": Quantization.from_json}[parent]
+    without = {other: value for other, value in data[parent].items() if other != name}
+    if read(without) == read(data[parent]):
+        data[parent] = without

@@ -8,11 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from llmc.arch import ModelArch
+from llmc.arch import MlpType, ModelArch
 from llmc.checkpoint.config import CheckpointConfig
 from llmc.checkpoint.quantization import MIXED_PRECISION
 from llmc.checkpoint.split import Segment, TensorSpec
 from llmc.quant.format import QuantTensor, tensor_name
+
+MLP_MODULES: dict[MlpType, dict[str, int]] = {
+    "gated": {"fc": 1, "gate": 1},
+    "gated_fused": {"fc": 2},
+    "plain": {"fc": 1},
+}
+"""Modules of an MLP that read the hidden state, and how many runs of intermediate_size rows each
+has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +47,19 @@ class Linear:
 
 
 def layer_linears(arch: ModelArch, layer: int) -> tuple[Linear, ...]:
-    """Return attention.qkv, attention.dense, mlp.fc, mlp.gate and mlp.proj of a layer."""
+    """Return the linear modules of a layer: attention.qkv, attention.dense, and the MLP's."""
     prefix = f"transformer.layers.{layer}"
     query = Segment(count=arch.num_attention_heads, size=arch.head_size)
     key_value = Segment(count=arch.num_key_value_heads, size=arch.head_size)
-    inner, hidden = Segment(count=arch.intermediate_size), Segment(count=arch.hidden_size)
+    hidden = Segment(count=arch.hidden_size)
 
     def linear(
-        name: str, rows: tuple[Segment, ...], columns: Segment, split: Literal["rows", "columns"]
+        name: str,
+        rows: tuple[Segment, ...],
+        columns: Segment,
+        split: Literal["rows", "columns"],
+        bias: bool,
     ) -> Linear:
-        bias = arch.attn_bias if name.startswith("attention") else arch.mlp_bias
         return Linear(
             name=f"{prefix}.{name}",
             layer=layer,
@@ -58,12 +69,19 @@ def layer_linears(arch: ModelArch, layer: int) -> tuple[Linear, ...]:
             bias=bias,
         )
 
+    attention = (
+        linear("attention.qkv", (query, key_value, key_value), hidden, "rows", arch.attn_bias),
+        linear("attention.dense", (hidden,), query, "columns", arch.dense_bias),
+    )
+    inner, bias = Segment(count=arch.intermediate_size), arch.mlp_bias
+    modules = MLP_MODULES[arch.mlp_type]
     return (
-        linear("attention.qkv", (query, key_value, key_value), hidden, "rows"),
-        linear("attention.dense", (hidden,), query, "columns"),
-        linear("mlp.fc", (inner,), hidden, "rows"),
-        linear("mlp.gate", (inner,), hidden, "rows"),
-        linear("mlp.proj", (hidden,), inner, "columns"),
+        attention
+        + tuple(
+            linear(f"mlp.{name}", (inner,) * count, hidden, "rows", bias)
+            for name, count in modules.items()
+        )
+        + (linear("mlp.proj", (hidden,), inner, "columns", bias),)
     )
 
 
@@ -75,6 +93,7 @@ def lm_head(arch: ModelArch) -> Linear:
         rows=(Segment(count=arch.vocab_size, padded=True),),
         columns=Segment(count=arch.hidden_size),
         split="rows",
+        bias=arch.lm_head_bias,
     )
 
 

@@ -19,6 +19,7 @@ from llmc.checkpoint.linears import (
     lm_head,
     misfits,
 )
+from llmc.checkpoint.norms import layer_norms, norm_specs, qk_norm_specs
 from llmc.checkpoint.split import Segment, TensorSpec
 from llmc.errors import UnsupportedError
 from llmc.mapping import Mapping
@@ -50,11 +51,11 @@ def tensor_specs(config: CheckpointConfig, rank: int) -> list[TensorSpec]:
     mapping = file_mapping(config.mapping, rank)
     specs: list[TensorSpec] = []
     if mapping.is_first_stage:
-        specs.append(_vocab_embedding(config))
+        specs.extend(_embeddings(config))
     for layer in mapping.stage_layers(arch.num_hidden_layers):
         specs.extend(_layer_specs(config, layer))
     if mapping.is_last_stage:
-        specs.append(TensorSpec(name="transformer.ln_f.weight", shape=(arch.hidden_size,)))
+        specs.extend(norm_specs(arch, "transformer.ln_f"))
         specs.extend(linear_specs(config, lm_head(arch)))
     return specs
 
@@ -113,10 +114,24 @@ def _uneven(arch: ModelArch, tp_size: int) -> list[str]:
             f"tp_size {tp_size} neither divides num_key_value_heads {kv_heads}"
             " nor is a multiple of it"
         )
+    if arch.qk_norm == "full" and tp_size > kv_heads:
+        reasons.append(
+            f"tp_size {tp_size} is more than num_key_value_heads {kv_heads}, whose norm is over all"
+        )
     inner = arch.intermediate_size
     if inner % tp_size:
         reasons.append(f"tp_size {tp_size} does not divide intermediate_size {inner}")
     return reasons
+
+
+def _embeddings(config: CheckpointConfig) -> Iterator[TensorSpec]:
+    arch = config.arch
+    yield _vocab_embedding(config)
+    if arch.position_embedding_type == "learned_absolute":
+        shape = (arch.max_position_embeddings, arch.hidden_size)
+        yield TensorSpec(name="transformer.position_embedding.weight", shape=shape)
+    if arch.embedding_norm:
+        yield from norm_specs(arch, "transformer.ln_embed")
 
 
 def _vocab_embedding(config: CheckpointConfig) -> TensorSpec:
@@ -132,16 +147,25 @@ def _vocab_embedding(config: CheckpointConfig) -> TensorSpec:
 
 
 def _layer_specs(config: CheckpointConfig, layer: int) -> Iterator[TensorSpec]:
-    prefix, hidden = f"transformer.layers.{layer}", config.arch.hidden_size
-    qkv, dense, *mlp = (
-        list(linear_specs(config, linear)) for linear in layer_linears(config.arch, layer)
-    )
+    arch = config.arch
+    prefix = f"transformer.layers.{layer}"
+    norms = layer_norms(arch)
+    qkv, dense, *mlp = (list(linear_specs(config, linear)) for linear in layer_linears(arch, layer))
 
-    def norm(name: str) -> TensorSpec:
-        return TensorSpec(name=f"{prefix}.{name}.weight", shape=(hidden,), layer=layer)
+    def norm(name: str | None) -> Iterator[TensorSpec]:
+        return iter(()) if name is None else norm_specs(arch, f"{prefix}.{name}", layer)
 
-    yield norm("input_layernorm")
-    yield from (*qkv, *dense)
+    yield from norm(norms.before_attention)
+    yield from (*qkv, *dense, *qk_norm_specs(arch, f"{prefix}.attention", layer))
+    if arch.attention_sinks:
+        heads = Segment(count=arch.num_attention_heads)
+        yield TensorSpec(
+            name=f"{prefix}.attention.sinks",
+            shape=(arch.num_attention_heads,),
+            axis=0,
+            segments=(heads,),
+            layer=layer,
+        )
     if config.quantization.kv_cache_quant_algo is not None:
         yield TensorSpec(
             name=f"{prefix}.attention.kv_cache_scaling_factor",
@@ -149,6 +173,8 @@ def _layer_specs(config: CheckpointConfig, layer: int) -> Iterator[TensorSpec]:
             layer=layer,
             dtype="float32",
         )
-    yield norm("post_layernorm")
+    for name in (norms.after_attention, norms.before_mlp):
+        yield from norm(name)
     # What belongs to the input of both mlp.fc and mlp.gate is one tensor.
     yield from {spec.name: spec for specs in mlp for spec in specs}.values()
+    yield from norm(norms.after_mlp)

@@ -1,6 +1,8 @@
 """Tensors of the whole model and the part of each that a rank holds."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -53,8 +55,9 @@ class TensorSpec:
     """One tensor of the whole model and how it is split.
 
     `name` has the global layer number; `layer` is that number, None outside the layers. `shape` is
-    the unsplit, unpadded shape. `axis` is the one that is split (None: every rank holds all of it)
-    and `segments` cover it in order, each split by itself. `dtype` None is the model's.
+    the unsplit, unpadded shape; the first of three dimensions counts experts. `axis` is the one
+    that is split (None: every rank holds all of it) and `segments` cover it in order, each split by
+    itself. `dtype` None is the model's.
     """
 
     name: str
@@ -76,6 +79,36 @@ class TensorSpec:
         if self.layer is None:
             return self.name
         return self.name.replace(f".{self.layer}.", f".{self.layer - first_layer}.", 1)
+
+    @property
+    def splits_columns(self) -> bool:
+        """Whether it is split along the last of several dimensions."""
+        return self.axis is not None and self.axis == len(self.shape) - 1 > 0
+
+    def column_span(self, tp_rank: int, tp_size: int) -> slice | None:
+        """Return the columns of the last dimension that the rank holds, None when all."""
+        if not self.splits_columns:
+            return None
+        assert len(self.segments) == 1 and not self.segments[0].padded, self.name
+        return slice(*self.segments[0].span(tp_rank, tp_size))
+
+    def row_spans(self, tp_rank: int, tp_size: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the runs of rows that the rank holds as (start, stop, length), in order.
+
+        Rows are those of the last dimension of the whole tensor; a run is padded with zeros to
+        its length.
+        """
+        rows = prod(self.shape[: len(self.shape[1:]) or 1])
+        if self.axis is None or self.splits_columns:
+            yield 0, rows, rows
+            return
+        per_expert = self.shape[self.axis]
+        assert self.axis == max(0, len(self.shape) - 2), (self.name, self.axis)
+        for base in range(0, rows, per_expert):
+            for segment in self.segments:
+                start, stop = segment.span(tp_rank, tp_size)
+                yield base + start, base + stop, segment.local_length(tp_size)
+                base += segment.length
 
     def part(self, whole: npt.NDArray[Any], tp_rank: int, tp_size: int) -> npt.NDArray[Any]:
         """Return the rank's part of the whole tensor, padded with zeros, in row-major order."""

@@ -1,12 +1,15 @@
 """Tiny Hugging Face directories, whole or damaged on purpose."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from llmc.builders.families.family import load_family
+from llmc.builders.families.rules import Rows
 from llmc.builders.hf.config import HfConfig
 from llmc.checkpoint import CheckpointConfig, tensor_specs
 from tests.goldens import golden
@@ -48,18 +51,29 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[
 def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor the family of `config` reads."""
     family = load_family(config["architectures"][0])
-    arch = family.read_arch(HfConfig(Path("config.json"), config))
-    shapes: dict[str, tuple[int, ...]] = {}
-    for spec in tensor_specs(CheckpointConfig(arch=arch, dtype="float32"), 0):
-        sources = family.sources(spec)
-        lengths = [spec.shape[0]]
-        if len(sources) > 1:
-            lengths = [segment.length for segment in spec.segments]
-        for source, length in zip(sources, lengths, strict=True):
-            shapes[source] = (length, *spec.shape[1:])
+    arch = family.arch(HfConfig(Path("config.json"), config))
+    shapes = {
+        rows.source: rows.shape
+        for spec in tensor_specs(CheckpointConfig(arch=arch, dtype="float32"), 0)
+        for rows in family.sources(spec, arch)
+    }
     if arch.tie_word_embeddings:
         del shapes["lm_head.weight"]
     return shapes
+
+
+def assemble(sources: Sequence[Rows], tensors: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return the rows of `sources`, one after another, the slow way: row by row."""
+    rows = []
+    for source in sources:
+        whole = tensors[source.source]
+        whole = np.swapaxes(whole, -1, -2) if source.transposed else whole
+        whole = whole if whole.ndim == 1 else whole.reshape(-1, whole.shape[-1])
+        for index in range(source.start, source.stop):
+            row = whole[index].astype(np.float32) + 1 if source.plus_one else whole[index]
+            rows.append(row)
+    stacked: npt.NDArray[Any] = np.stack(rows)
+    return stacked
 
 
 def tiny_tensors(config: dict[str, Any], dtype: str = "float32") -> Tensors:

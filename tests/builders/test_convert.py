@@ -102,7 +102,7 @@ def test_pieces_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     model_dir = write_tiny(tmp_path / "model", tiny_config())
     mapping = Mapping(tp_size=2)
     run(model_dir, tmp_path / "a", mapping=mapping)
-    monkeypatch.setattr("llmc.builders.slicing._PIECE_BYTES", 4 * 48 * 3)
+    monkeypatch.setattr("llmc.builders.reading._PIECE_BYTES", 4 * 48 * 3)
     run(model_dir, tmp_path / "b", mapping=mapping)
     for rank in range(2):
         name = f"rank{rank}.safetensors"

@@ -155,6 +155,7 @@ def test_every_reason_is_listed() -> None:
     arch = replace(
         tiny.arch,
         hidden_act="gelu",
+        activation="gelu",
         position_embedding_type="alibi",
         family_settings={"residual_mlp": True, "moe": {"num_experts": 8}},
     )

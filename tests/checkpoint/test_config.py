@@ -1,9 +1,10 @@
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from llmc.arch import ModelArch
+from llmc.arch import MlaArch, ModelArch, MoeArch
 from llmc.checkpoint import CheckpointConfig, Quantization
 from llmc.errors import CheckpointError
 from llmc.mapping import Mapping
@@ -43,13 +44,43 @@ def test_what_is_written_is_read() -> None:
 
 def test_what_tensorrt_llm_has_no_key_for_is_apart() -> None:
     data = CONFIG.to_json()
-    assert data["llmc"] == {"sliding_window": 32}
+    assert data["llmc"] == {"arch": {"sliding_window": 32}}
     assert "llmc" not in CheckpointConfig(arch=ARCH, dtype="float16").to_json()
+
+
+def test_every_field_of_an_architecture_reads_back() -> None:
+    moe = MoeArch(num_experts=8, top_k=2, intermediate_size=64, dense_layers=(0,), swiglu_limit=7.0)
+    mla = MlaArch(
+        q_lora_rank=None, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8
+    )
+    arch = replace(
+        ARCH,
+        architecture="DeepseekV3ForCausalLM",
+        norm_placement="sandwich",
+        qk_norm="full",
+        embedding_scale=11.3,
+        layer_windows=(None, 16),
+        layer_ropes=("none", "local"),
+        rotary_base_local=10.0,
+        moe=moe,
+        mla=mla,
+        family_settings={"bias": None},
+        left_out=("mapping.cp_size", "mlp_bias", "quantization.group_size", "rotary_base"),
+    )
+    config = replace(CONFIG, arch=arch)
+    data = json.loads(json.dumps(config.to_json()))
+    assert CheckpointConfig.from_json(data) == config
+    assert "mlp_bias" not in data and "cp_size" not in data["mapping"]
+    # What is not at its default is said all the same.
+    quantization = replace(config.quantization, group_size=64)
+    grouped = replace(config, quantization=quantization).to_json()
+    assert grouped["quantization"]["group_size"] == 64
+    assert CheckpointConfig.from_json(grouped).arch == arch
 
 
 def test_the_layout_of_packed_weights_is_kept() -> None:
     packed = replace(CONFIG, layout="sm90")
-    assert packed.to_json()["llmc"] == {"sliding_window": 32, "layout": "sm90"}
+    assert packed.to_json()["llmc"] == {"arch": {"sliding_window": 32}, "layout": "sm90"}
     assert CheckpointConfig.from_json(packed.to_json()) == packed
 
 
@@ -98,7 +129,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"dtype": "int8"}, "dtype: 'int8', expected one of float32"),
     ({"attn_bias": 1}, "attn_bias: 1, expected bool"),
     ({"rotary_scaling": []}, "rotary_scaling: [], expected dict or NoneType"),
-    ({"qk_layernorm": True}, "qk_layernorm: True, expected False"),
+    ({"runtime_defaults": {}}, "runtime_defaults: {}, expected None"),
+    ({"llmc": {"arch": []}}, "arch: [], expected dict or NoneType"),
+    ({"llmc": {"arch": {"windows": 1}}}, "llmc.arch.windows: unknown key"),
+    ({"llmc": {"arch": {"norm_bias": 1}}}, "llmc.arch.norm_bias: 1, expected bool"),
+    ({"llmc": {"arch": {"mlp_type": "x"}}}, "llmc.arch.mlp_type: 'x', expected gated or "),
+    ({"llmc": {"arch": {"layer_windows": [1.5]}}}, "llmc.arch.layer_windows: 1.5, expected int"),
+    ({"llmc": {"arch": {"moe": {"top_k": 2}}}}, "llmc.arch.moe: MoeArch.__init__() missing"),
+    ({"architecture": "XForCausalLM", "llmc": {}}, "llmc.arch: missing; XForCausalLM is more than"),
     ({"embedding_sharding_dim": 2}, "embedding_sharding_dim: 2, expected 0 or 1"),
     ({"quantization": {"quant_algorithm": "W8A16"}}, "quantization.quant_algorithm: unknown key"),
     ({"quantization": []}, "quantization: [], expected dict"),

@@ -24,6 +24,7 @@ from llmc.checkpoint import (
 from llmc.mapping import Mapping
 from llmc.quant.format import Choice, QuantFormat, QuantizedLinear, group_amax
 from llmc.quant.layouts import arrange
+from tests.builders.hf_models import assemble
 from tests.goldens import golden
 
 QUANTIZED = [
@@ -199,9 +200,7 @@ def plain_tensors(
         for spec in tensor_specs(replace(config, quantization=Quantization()), rank)
         if ".attention." not in spec.name and ".mlp." not in spec.name
     ]
-    return [
-        (spec, np.concatenate([weights[name] for name in family.sources(spec)])) for spec in specs
-    ]
+    return [(spec, assemble(family.sources(spec, config.arch), weights)) for spec in specs]
 
 
 def whole_weight(
@@ -209,5 +208,5 @@ def whole_weight(
 ) -> npt.NDArray[Any]:
     whole = replace(config, quantization=Quantization(), mapping=Mapping())
     spec = next(linear_specs(whole, linear))
-    sources = load_family(config.arch.architecture).sources(spec)
-    return np.concatenate([weights[name] for name in sources])
+    family = load_family(config.arch.architecture)
+    return assemble(family.sources(spec, config.arch), weights)

@@ -91,6 +91,7 @@ class TinyLlama:
             rotary_embedding_dim=config.head_dim,
             rotary_scaling=scaling,
             attn_bias=config.attention_bias,
+            dense_bias=config.attention_bias,
             mlp_bias=config.mlp_bias,
             tie_word_embeddings=config.tie_word_embeddings,
         )

@@ -99,6 +99,9 @@ def account(
     ]
     for linear in linears:
         names = _parts(family, linear)
+        if names is None:
+            reasons.append(f"{linear.name}: its rows stand in another order in a quantized model")
+            continue
         kinds = {scheme.is_plain(name) for name in names}
         if kinds == {True}:
             plain.append(linear.name)
@@ -128,7 +131,7 @@ def account(
         reasons.append(
             f"{weights.directory}: a quantization that is for none of the linear modules"
         )
-    head = _parts(family, lm_head(arch))[0]
+    head = (_parts(family, lm_head(arch)) or ("lm_head",))[0]
     if not scheme.is_plain(head) and not arch.tie_word_embeddings:
         reasons.append(f"{head}: quantized, expected plain: TensorRT-LLM's {scheme.algo} leaves it")
     prequantized = Prequantized(
@@ -151,9 +154,9 @@ def _quantization(scheme: Scheme, plain: list[str]) -> Quantization:
     return made if scheme.clamp is None else replace(made, clamp_val=scheme.clamp)
 
 
-def _parts(family: Family, linear: Linear) -> tuple[str, ...]:
+def _parts(family: Family, linear: Linear) -> tuple[str, ...] | None:
     spec = TensorSpec(name=f"{linear.name}.weight", shape=(), layer=linear.layer)
-    return tuple(name.removesuffix(".weight") for name in family.sources(spec))
+    return family.parts(spec)
 
 
 def _lengths(linear: Linear, num_parts: int) -> list[int]:
