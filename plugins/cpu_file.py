@@ -9,6 +9,7 @@ import json
 import os
 import struct
 import zlib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -50,18 +51,39 @@ class EngineFileWriter:
         self._end = _DATA_START
 
     def write(self, name: str, array: npt.NDArray[Any], *, resident: bool) -> None:
+        self._append(name, [array], array.shape, resident=resident)
+
+    def write_parts(self, name: str, count: int, parts: Iterable[npt.NDArray[Any]]) -> None:
+        """Write a resident tensor [count, ...] from its parts, each as it comes."""
+        self._append(name, parts, None, resident=True)
+        stored = self.tensors[name]
+        assert stored.shape[0] == count, (name, stored.shape, count)
+
+    def _append(
+        self,
+        name: str,
+        parts: Iterable[npt.NDArray[Any]],
+        shape: tuple[int, ...] | None,
+        *,
+        resident: bool,
+    ) -> None:
+        """`shape` None: the parts are stacked on a new first axis."""
         assert name not in self.tensors, name
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        num_bytes = count = 0
+        part = np.empty(0, np.uint8)
         self._file.seek(self._end)
-        self._file.write(flat.data)
+        for part in parts:
+            flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+            self._file.write(flat.data)
+            num_bytes, count = num_bytes + flat.nbytes, count + 1
         self.tensors[name] = StoredTensor(
             offset=self._end,
-            num_bytes=flat.nbytes,
-            dtype=dtype_name(array.dtype),
-            shape=array.shape,
+            num_bytes=num_bytes,
+            dtype=dtype_name(part.dtype),
+            shape=(count, *part.shape) if shape is None else shape,
             resident=resident,
         )
-        self._end += -(-flat.nbytes // ALIGNMENT) * ALIGNMENT
+        self._end += -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
     def finish(self, program: Program, *, rank: int) -> None:
         """Write the header and flush everything to disk."""

@@ -4,6 +4,7 @@ Each plugins/<op>/cpu.py exports `unsupported(call) -> list[str]`, every reason 
 lowered, and `lower(call, lowering) -> list[CpuOp]`, called only when there was none.
 """
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -32,12 +33,20 @@ class Lowering(Protocol):
         """Return checkpoint tensors, concatenated on the output axis."""
         ...
 
+    def read_part(self, name: str, index: int) -> npt.NDArray[Any]:
+        """Return [index] of a checkpoint tensor, along its first axis."""
+        ...
+
     def write(self, name: str, array: npt.NDArray[Any], *, resident: bool = True) -> str:
         """Store `array` under `name`, once, and return the name.
 
         A tensor that is not resident is mapped from the file when loaded, not copied: for tables of
         which a step reads a few rows.
         """
+        ...
+
+    def write_parts(self, name: str, count: int, parts: Iterable[npt.NDArray[Any]]) -> str:
+        """Store `count` arrays of one shape as one tensor [count, ...], each as it comes."""
         ...
 
     def add_value(self, name: str, rows: Rows, columns: int) -> None:

@@ -16,6 +16,11 @@ KINDS: dict[str, int] = {
     "add": 6,
     "gather_last": 7,
     "round_rows": 8,
+    "moe_routing": 9,
+    "moe_group": 10,
+    "moe_linear": 11,
+    "moe_combine": 12,
+    "sigmoid_gate": 13,
 }
 """Kernel → LlmcKind of plugins/csrc/abi.h."""
 

@@ -108,7 +108,7 @@ def check(network: Network) -> None:
     for call in network.ops:
         assert call.name not in names, f"{call.name}: two calls of this name"
         names.add(call.name)
-        _check_call(call, spec(call.plugin))
+        check_call(call, spec(call.plugin))
         for value in call.inputs:
             assert value in written, f"{call.name}: reads {value} before it is written"
         for value in call.outputs:
@@ -118,7 +118,8 @@ def check(network: Network) -> None:
         assert value in written, f"output {value} is never written"
 
 
-def _check_call(call: OpCall, declared: OpSpec) -> None:
+def check_call(call: OpCall, declared: OpSpec) -> None:
+    """Assert that a call has what its spec declares and nothing else."""
     assert len(call.inputs) == len(declared.inputs), f"{call.name}: inputs {call.inputs}"
     assert len(call.outputs) == len(declared.outputs), f"{call.name}: outputs {call.outputs}"
     assert call.attrs.keys() == declared.attributes.keys(), f"{call.name}: attrs {call.attrs}"

@@ -17,7 +17,7 @@ from llmc.errors import ToolchainError, UnsupportedError
 log = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).parent / "libllmc_cpu.so"
-ABI_VERSION = 2
+ABI_VERSION = 3
 QUERY_TILE = 16
 """Tokens of one sequence that attention takes together (LLMC_QUERY_TILE)."""
 SCRATCH_FLOATS = 1 << 20

@@ -5,6 +5,7 @@ The file runs on every CPU the kernels know; which instruction set is used is de
 
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,9 +172,18 @@ class RankLowering:
             self.progress.advance(info.num_bytes)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def read_part(self, name: str, index: int) -> npt.NDArray[Any]:
+        part: npt.NDArray[Any] = self.weights.read_rows(name, index, index + 1)[0]
+        self.progress.advance(part.nbytes)
+        return part
+
     def write(self, name: str, array: npt.NDArray[Any], *, resident: bool = True) -> str:
         if name not in self.file.tensors:
             self.file.write(name, array, resident=resident)
+        return name
+
+    def write_parts(self, name: str, count: int, parts: Iterable[npt.NDArray[Any]]) -> str:
+        self.file.write_parts(name, count, parts)
         return name
 
     def add_value(self, name: str, rows: Rows, columns: int) -> None:

@@ -4,7 +4,7 @@
 #pragma once
 #include <stdint.h>
 
-#define LLMC_ABI_VERSION 2
+#define LLMC_ABI_VERSION 3
 #define LLMC_QUERY_TILE 16
 #define LLMC_API extern "C" __attribute__((visibility("default")))
 
@@ -18,7 +18,12 @@ enum LlmcKind : int32_t {
     LLMC_ADD = 6,
     LLMC_GATHER_LAST = 7,
     LLMC_ROUND_ROWS = 8,
-    LLMC_NUM_KINDS = 9,
+    LLMC_MOE_ROUTING = 9,
+    LLMC_MOE_GROUP = 10,
+    LLMC_MOE_LINEAR = 11,
+    LLMC_MOE_COMBINE = 12,
+    LLMC_SIGMOID_GATE = 13,
+    LLMC_NUM_KINDS = 14,
 };
 
 // Element types of stored tensors. Activations are always fp32. F8 is e4m3, F4 e2m1.

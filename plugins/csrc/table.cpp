@@ -4,7 +4,7 @@
 namespace LLMC_NS {
 
 extern const Kernel embedding, rms_norm, linear, rope_kv, attention, gated_activation, add,
-    gather_last, round_rows;
+    gather_last, round_rows, moe_routing, moe_group, moe_linear, moe_combine, sigmoid_gate;
 
 KernelTable kernels() {
     static Kernel table[LLMC_NUM_KINDS];
@@ -17,6 +17,11 @@ KernelTable kernels() {
     table[LLMC_ADD] = add;
     table[LLMC_GATHER_LAST] = gather_last;
     table[LLMC_ROUND_ROWS] = round_rows;
+    table[LLMC_MOE_ROUTING] = moe_routing;
+    table[LLMC_MOE_GROUP] = moe_group;
+    table[LLMC_MOE_LINEAR] = moe_linear;
+    table[LLMC_MOE_COMBINE] = moe_combine;
+    table[LLMC_SIGMOID_GATE] = sigmoid_gate;
     return table;
 }
 

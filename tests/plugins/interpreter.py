@@ -69,7 +69,7 @@ class Rank:
             module = graph.part(call.plugin, "reference")
             weights = {
                 role: [self.read(name) for name in names]
-                if call.attrs.get("stored_quantized") and role != "bias"
+                if call.attrs.get("stored_quantized") and not role.endswith("bias")
                 else self._weight(call, names)
                 for role, names in call.weights.items()
             }

@@ -1,5 +1,6 @@
 """Quantized linears in memory: checkpoint tensors, lowered and run on a chosen instruction set."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,9 +76,16 @@ class MemoryLowering:
         parts = [self.tensors[name] for name in names]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def read_part(self, name: str, index: int) -> npt.NDArray[Any]:
+        part: npt.NDArray[Any] = self.tensors[name][index]
+        return part
+
     def write(self, name: str, array: npt.NDArray[Any], *, resident: bool = True) -> str:
         self.written[name] = np.ascontiguousarray(array)
         return name
+
+    def write_parts(self, name: str, count: int, parts: Iterable[npt.NDArray[Any]]) -> str:
+        return self.write(name, np.stack(list(parts)))
 
     def add_value(self, name: str, rows: Any, columns: int) -> None:
         self.columns[name] = columns

@@ -6,7 +6,7 @@
 // Rows that are small integers already keep their values: then sums of groups are exact as well, up to
 // 2^24.
 #pragma once
-#include "plan.h"
+#include "workspace.h"
 
 namespace LLMC_NS {
 

@@ -1,6 +1,6 @@
 // Products of float rows with panels of any float type.
 #pragma once
-#include "plan.h"
+#include "workspace.h"
 
 namespace LLMC_NS {
 

@@ -1,6 +1,6 @@
 // How linear cuts its work.
 #pragma once
-#include "panel.h"
+#include "product.h"
 #include "rows.h"
 
 namespace LLMC_NS {
@@ -10,13 +10,19 @@ constexpr int32_t LLMC_FLAG_INTEGER_ROWS = 4;
 constexpr int32_t LLMC_FLAG_ROW_SCALES = 8;
 constexpr int32_t LLMC_FLAG_FLOAT_ROWS = 16;
 
-constexpr int64_t MAX_ROW_BLOCK = 192;            // rows multiplied with a panel while it is in cache
-constexpr int64_t ROW_BLOCK_BYTES = 384 * 1024;   // ... as long as they fit the L2 cache
-constexpr int64_t K_CHUNK = W == 16 ? 128 : 256;  // rows of a panel that stay in L1 as floats
-
-// Inputs that share a scale where int8 weights are multiplied in integers: 32767 * 128 * 512 is the
-// most an int32 sum can hold.
-constexpr int64_t K_GROUP = 256;
+// The weight of an op whose dims and tensors are those of linear.
+static inline PackedWeight weight_of(const LlmcOp& op) {
+    PackedWeight weight;
+    weight.type = op.type;
+    weight.K = op.dim[0];
+    weight.panels = static_cast<const char*>(op.tensor[0]);
+    weight.groups = static_cast<const float*>(op.tensor[3]);
+    weight.group_size = op.dim[3];
+    weight.zeros = op.dim[4] != 0;
+    weight.integer_rows = op.flags & LLMC_FLAG_INTEGER_ROWS;
+    weight.float_rows = op.flags & LLMC_FLAG_FLOAT_ROWS;
+    return weight;
+}
 
 struct Plan {
     int64_t rows, row_blocks, groups, panels_per_task;
@@ -32,23 +38,14 @@ struct Part {
         first_panel = task % plan.groups * plan.panels_per_task;
         last_panel = min64(op.dim[2], first_panel + plan.panels_per_task);
     }
-    // Whether this thread has yet to pack the rows; notes that it has.
-    bool must_pack(const LlmcOp& op, Scratch& scratch) const {
-        if (scratch.packed_op == &op && scratch.packed_block == block) return false;
-        scratch.packed_op = &op;
-        scratch.packed_block = block;
-        return true;
-    }
 };
 
-// Where the start of a thread's scratch memory holds what, in floats.
-struct Workspace {
-    float* c;         // [MAX_ROW_BLOCK][32] accumulators of one panel
-    float* unpacked;  // [K_CHUNK][32] of a panel, or K_GROUP rows as int16
-    float* packed;    // the row block, in the order the inner loop reads it
-
-    explicit Workspace(float* memory)
-        : c(memory), unpacked(c + MAX_ROW_BLOCK * PANEL), packed(unpacked + K_GROUP * PANEL) {}
-};
+// Whether this thread has yet to pack the rows of `block`; notes that it has.
+static inline bool must_pack(const LlmcOp& op, Scratch& scratch, int64_t block) {
+    if (scratch.packed_op == &op && scratch.packed_block == block) return false;
+    scratch.packed_op = &op;
+    scratch.packed_block = block;
+    return true;
+}
 
 }  // namespace LLMC_NS

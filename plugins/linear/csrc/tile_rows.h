@@ -3,7 +3,7 @@
 // Rows are rounded to bf16, int8 and e4m3 weights become bf16 exactly. A panel's order is that of B-tiles, so
 // bf16 weights load as they lie. Every row of a tile is summed by itself, in order of k.
 #pragma once
-#include "plan.h"
+#include "workspace.h"
 #include "tiles.h"
 
 namespace LLMC_NS {

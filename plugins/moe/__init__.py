@@ -1,0 +1,1 @@
+"""Gated experts: each token through a few of many MLPs."""

@@ -1,0 +1,42 @@
+"""One expert's tensors out of those stacked over the experts; read alike by lowering and reference.
+
+Legend: E experts of the rank.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from llmc.plugins.linear.quantized import InputRounding, interpret
+from llmc.plugins.moe.spec import SHARED_ROLES, STORED_ROLES
+from llmc.quant import layouts
+from llmc.quant.format import Elements, load_format
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def stored_roles(product: str, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of `weights` that a format stores beside the weight of "fc" or "proj"."""
+    return {
+        role: weights[f"{product}_{role}"]
+        for role in STORED_ROLES
+        if weights.get(f"{product}_{role}") is not None
+    }
+
+
+def interpret_expert(
+    quant: str, layout: str | None, weight: npt.NDArray[Any], stacked: Arrays, expert: int
+) -> tuple[Elements, InputRounding]:
+    """Return what one expert's stored weight means, and how all experts' input is rounded.
+
+    `stacked` are the other roles' tensors, [E, ...] but for the SHARED_ROLES.
+    """
+    form = load_format(quant)
+    if layout is not None and form.needs_layout:
+        # With an axis of experts in front: theirs differ from plain linears' on some GPUs.
+        weight = layouts.restore(weight[None], layout, bits=form.weight_bits)[0]
+    own = {
+        role: [array if role in SHARED_ROLES else array[expert]] for role, array in stacked.items()
+    }
+    return interpret(quant, None, {"weight": [weight], **own})

@@ -1,0 +1,1 @@
+"""x * sigmoid(gate), one gate per token."""
