@@ -35,13 +35,26 @@ def evaluate(
     proj_weight: Weight,
     fc_bias: torch.Tensor | None = None,
     proj_bias: torch.Tensor | None = None,
-    **stored: Stored,
+    fc_per_channel_scale: Stored | None = None,
+    fc_weights_scaling_factor: Stored | None = None,
+    fc_activation_scaling_factor: Stored | None = None,
+    proj_per_channel_scale: Stored | None = None,
+    proj_weights_scaling_factor: Stored | None = None,
+    proj_activation_scaling_factor: Stored | None = None,
 ) -> torch.Tensor:
     """Return this rank's part of the experts' sum, [T, hidden_size].
 
     Source: arXiv 2101.03961 and 2401.04088 (experts), openai/gpt-oss (clamped_swiglu).
     """
     assert x.shape[1] == hidden_size and routing.shape[1] == 2 * top_k, (x.shape, routing.shape)
+    stored = {
+        "fc_per_channel_scale": fc_per_channel_scale,
+        "fc_weights_scaling_factor": fc_weights_scaling_factor,
+        "fc_activation_scaling_factor": fc_activation_scaling_factor,
+        "proj_per_channel_scale": proj_per_channel_scale,
+        "proj_weights_scaling_factor": proj_weights_scaling_factor,
+        "proj_activation_scaling_factor": proj_activation_scaling_factor,
+    }
 
     def product(name: str, rows: torch.Tensor, weight: Weight, expert: int) -> torch.Tensor:
         if not stored_quantized:
