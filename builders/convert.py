@@ -14,11 +14,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
-from llmc.builders.hf.config import read_json
 from llmc.builders.hf.preflight import HfModel, examine
 from llmc.builders.hf.prequantized import model as prequantized
+from llmc.builders.hf.tokenizer_files import copy_files, warn_of_tokenizer
 from llmc.builders.quantize.calibration import (
     Calibration,
     ReadWhole,
@@ -43,19 +42,6 @@ from llmc.mapping import Mapping as RankMapping
 from llmc.quant import FORMATS
 
 log = logging.getLogger(__name__)
-
-COPIED_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "generation_config.json",
-)
-"""What is copied beside the checkpoint, where the model has it."""
 
 _MAX_REASONS = 20
 
@@ -201,32 +187,15 @@ def _removing_on_failure(directory: Path) -> Iterator[None]:
         yield
     except BaseException:
         for path in set(directory.iterdir()) - before:
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise
 
 
 def _write_beside(model_dir: Path, model: HfModel, output_dir: Path) -> None:
     """Copy tokenizer and generation settings; make up the latter from config.json where absent."""
-    for name in COPIED_FILES:
-        if (model_dir / name).is_file():
-            shutil.copyfile(model_dir / name, output_dir / name)
+    warn_of_tokenizer(model_dir, num_rows=model.arch.vocab_size)
+    copy_files(model_dir, output_dir)
     target = output_dir / "generation_config.json"
     if not target.exists() and model.config.token_ids:
         log.info("generation_config.json: absent, token ids taken from config.json")
         target.write_text(json.dumps(model.config.token_ids, indent=2) + "\n", encoding="utf-8")
-    tokenizer = output_dir / "tokenizer.json"
-    if not tokenizer.exists():
-        log.warning("%s: no tokenizer.json; an engine built from this cannot read text", model_dir)
-    elif (largest := _largest_token_id(read_json(tokenizer))) >= model.arch.vocab_size:
-        # Not refused: fine-tuned models often name a padding token they never use.
-        log.warning(
-            "%s: names token id %d, but vocab_size is %d: the model does not know that token",
-            *(model_dir / "tokenizer.json", largest, model.arch.vocab_size),
-        )
-
-
-def _largest_token_id(tokenizer: dict[str, Any]) -> int:
-    """Return the largest id in a tokenizer.json of the tokenizers library."""
-    vocabulary = tokenizer.get("model", {}).get("vocab", {})
-    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else range(len(vocabulary))
-    return max([*ids, *(token["id"] for token in tokenizer.get("added_tokens", ()))], default=-1)

@@ -5,7 +5,6 @@ stages do is convert's and the targets' part; emitting a Triton repository is no
 """
 
 import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Any, Literal
 from llmc import artifacts
 from llmc.builders import automatic
 from llmc.builders.choices import alternatives_of
-from llmc.builders.convert import COPIED_FILES, convert, preflight
+from llmc.builders.convert import convert, preflight
 from llmc.builders.hf.preflight import examine
+from llmc.builders.hf.tokenizer_files import copy_files, files_to_copy
 from llmc.builders.quantize.calibration import Calibration, needs_calibration
 from llmc.builders.quantize.state import remove_states
 from llmc.builders.quantize.texts import digest_of
@@ -109,7 +109,8 @@ def digest_model(model_dir: Path) -> str:
         for path in model_dir.iterdir()
         if path.is_file() and path.suffix in MODEL_SUFFIXES and path.name != artifacts.MANIFEST_NAME
     ]
-    return artifacts.digest_tree(model_dir, files)
+    templates = [model_dir / path for path in files_to_copy(model_dir)]
+    return artifacts.digest_tree(model_dir, {*files, *templates})
 
 
 def limit_reasons(limits: BuildLimits, max_position_embeddings: int) -> list[str]:
@@ -303,9 +304,7 @@ def _build_engine(
     def work(staging: Path) -> None:
         opened = Checkpoint.open(checkpoint.directory)
         plan.target.build(opened, staging, limits=plan.limits, progress=progress)
-        for name in COPIED_FILES:
-            if (checkpoint.directory / name).is_file():
-                shutil.copyfile(checkpoint.directory / name, staging / name)
+        copy_files(checkpoint.directory, staging)
 
     return run_stage(
         final,

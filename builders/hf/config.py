@@ -8,6 +8,7 @@ sees all of them at once. Code a model brings along (`auto_map`) is never import
 import json
 import logging
 from fnmatch import fnmatchcase
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -153,6 +154,9 @@ class HfConfig:
         # type() and not isinstance(): true is no number here.
         if type(value) is not (getattr(kind, "__origin__", None) or kind):
             raise CheckpointError(f"{self.path}: {key}: {value!r}, expected {kind.__name__}")
+        # JSON as Python reads it has NaN and Infinity.
+        if type(value) is float and not isfinite(value):
+            raise CheckpointError(f"{self.path}: {key}: {value}, expected a finite number")
         typed: T = value
         return typed
 
@@ -163,7 +167,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON: {error}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: a {type(data).__name__}, expected an object")

@@ -20,6 +20,7 @@ from llmc.builders.families.rules import Rows
 from llmc.builders.hf.config import HfConfig, read_json
 from llmc.builders.hf.prequantized.model import Prequantized, account, read_scheme
 from llmc.builders.hf.reader import HfWeights
+from llmc.builders.hf.tokenizer_files import tokenizer_reasons
 from llmc.checkpoint import CheckpointConfig, TensorSpec, tensor_specs
 from llmc.dtypes import WEIGHT_DTYPES
 from llmc.errors import CheckpointError
@@ -87,10 +88,12 @@ def examine(model_dir: Path) -> tuple[HfModel | None, list[str]]:
         dtype=dtype,
         prequantized=prequantized,
     )
-    generation = _generation_reasons(model_dir, arch)
     if not is_readable:
         unaccounted = []
-    return model, [*config.reasons, *weights.reasons, *misquantized, *unaccounted, *generation]
+    unaccounted += _token_id_reasons(model_dir, config, arch)
+    embedding = sources[family.tied[1]][0]
+    unaccounted += tokenizer_reasons(model_dir, embedding=embedding, num_rows=arch.vocab_size)
+    return model, [*config.reasons, *weights.reasons, *misquantized, *unaccounted]
 
 
 def _find_family(config: HfConfig) -> Family | None:
@@ -174,20 +177,20 @@ def _tie_reasons(weights: HfWeights, output: str, embedding: str) -> list[str]:
     return []
 
 
-def _generation_reasons(model_dir: Path, arch: ModelArch) -> Iterator[str]:
+def _token_id_reasons(model_dir: Path, config: HfConfig, arch: ModelArch) -> Iterator[str]:
+    """Look at generation_config.json, or at config.json where it stands in for that."""
     path = model_dir / "generation_config.json"
-    if not path.exists():
-        return
     try:
-        data = read_json(path)
+        data = read_json(path) if path.exists() else config.token_ids
     except CheckpointError as error:
         yield error.message
         return
+    where = path if path.exists() else config.path
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         value = data.get(key)
         for token in value if isinstance(value, list) else [value]:
             if token is not None and (type(token) is not int or not 0 <= token < arch.vocab_size):
-                yield f"{path}: {key}: {token!r}, expected a token id below {arch.vocab_size}"
+                yield f"{where}: {key}: {token!r}, expected a token id below {arch.vocab_size}"
 
 
 def _first_dtype(weights: HfWeights) -> str:

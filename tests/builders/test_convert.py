@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmc.builders.convert import COPIED_FILES, convert, preflight
+from llmc.builders.convert import convert, preflight
+from llmc.builders.hf.tokenizer_files import COPIED_FILES, TEMPLATES_FOLDER
 from llmc.checkpoint import Checkpoint, CheckpointConfig, Quantization
 from llmc.dtypes import numpy_dtype
 from llmc.errors import CheckpointError, LlmcError, UnsupportedError
@@ -121,14 +122,19 @@ def test_progress_counts_the_bytes_written(tmp_path: Path) -> None:
 
 def test_tokenizer_and_generation_files_come_along(tmp_path: Path) -> None:
     model_dir = write_tiny(tmp_path / "model", tiny_config())
-    for name in COPIED_FILES:
-        (model_dir / name).write_text('{"eos_token_id": 3}')
+    text = '{"eos_token_id": 3, "model": {"vocab": {}}}'
+    names = [Path(name) for name in COPIED_FILES]
+    names += [Path(TEMPLATES_FOLDER, "rag.jinja"), Path(TEMPLATES_FOLDER, "tool_use.jinja")]
+    (model_dir / TEMPLATES_FOLDER).mkdir()
+    for name in names:
+        (model_dir / name).write_text(text)
     (model_dir / "modeling_x.py").write_text("")
-    run(model_dir, tmp_path / "out")
-    written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert written == {*COPIED_FILES, "config.json", "rank0.safetensors"}
-    for name in COPIED_FILES:
-        assert (tmp_path / "out" / name).read_text() == '{"eos_token_id": 3}'
+    out = tmp_path / "out"
+    run(model_dir, out)
+    written = {path.relative_to(out) for path in out.rglob("*") if path.is_file()}
+    assert written == {*names, Path("config.json"), Path("rank0.safetensors")}
+    for name in names:
+        assert (out / name).read_text() == text
 
 
 def test_token_ids_without_a_generation_config_come_from_the_config(tmp_path: Path) -> None:
@@ -251,7 +257,7 @@ def test_a_pattern_that_excludes_nothing_is_warned_of(
 
 
 @pytest.mark.parametrize(("padding_id", "warned"), [(100, False), (101, True)])
-@pytest.mark.parametrize("vocabulary", [{"a": 0, "b": 99}, [["a", 0.0]] * 100])
+@pytest.mark.parametrize("vocabulary", [{"a": 0, "b": 99}, [["a", 0.0], ["b", 0.0]]])
 def test_a_tokenizer_larger_than_the_vocabulary_is_warned_of(
     vocabulary: Any,
     padding_id: int,
@@ -260,10 +266,11 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model_dir = write_tiny(tmp_path / "model", tiny_config())
-    tokenizer = {"model": {"vocab": vocabulary}, "added_tokens": [{"id": padding_id}]}
+    padding = {"id": padding_id, "content": "<pad>"}
+    tokenizer = {"model": {"vocab": vocabulary}, "added_tokens": [padding]}
     (model_dir / "tokenizer.json").write_text(json.dumps(tokenizer))
     run(model_dir, tmp_path / "out")
-    assert ("names token id 101, but vocab_size is 101" in caplog.text) is warned
+    assert ("'<pad>' is 101, but the embedding has 101 rows" in caplog.text) is warned
 
 
 MEASURE = """
