@@ -52,7 +52,7 @@ def read_arch(config: HfConfig) -> ModelArch:
         config.refuse("num_key_value_heads", num_kv_heads, wanted)
     max_positions = config.count("max_position_embeddings")
     rotary_base, rotary_scaling = read_rope(config, rotary_dim=head_size)
-    window = config.maybe(int, "sliding_window")
+    window = config.maybe_count("sliding_window")
     bias = config.optional(bool, "attention_bias", False)
     config.expect("hidden_act", "silu")
     config.expect("rope_interleaved", False)

@@ -119,6 +119,10 @@ class HfConfig:
             raise CheckpointError(f"{self.path}: {key}: {value}, expected at least 1")
         return value
 
+    def maybe_count(self, key: str) -> int | None:
+        """Return setting `key`, a number of at least 1, or None when it is absent or null."""
+        return self.count(key) if self.has(key) else self.maybe(int, key)
+
     def optional(self, kind: type[T], key: str, default: T) -> T:
         """Return setting `key`, or `default` when it is absent or null."""
         self._read.add(key)

@@ -108,7 +108,5 @@ def _tokens(path: Path) -> tuple[dict[str, int], dict[str, int]]:
         if not all(type(number) is int for number in (*vocabulary.values(), *added.values())):
             raise TypeError("a token id that is no number")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path}: {error!r}; expected a file of the tokenizers library"
-        ) from error
+        raise CheckpointError(f"{path}: {error!r}, expected what tokenizers saves") from error
     return vocabulary, added

@@ -44,6 +44,10 @@ def test_a_count_is_at_least_one() -> None:
     assert config().count("heads", 3) == 3
     with pytest.raises(CheckpointError, match="heads: 0, expected at least 1"):
         config(heads=0).count("heads")
+    assert config(heads=None).maybe_count("heads") is config().maybe_count("heads") is None
+    assert config(heads=2).maybe_count("heads") == 2
+    with pytest.raises(CheckpointError, match="heads: -1, expected at least 1"):
+        config(heads=-1).maybe_count("heads")
 
 
 def test_expectations_and_unread_settings_are_collected() -> None:
