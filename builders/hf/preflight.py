@@ -91,7 +91,7 @@ def examine(model_dir: Path) -> tuple[HfModel | None, list[str]]:
     if not is_readable:
         unaccounted = []
     unaccounted += _token_id_reasons(model_dir, config, arch)
-    embedding = sources[family.tied[1]][0]
+    embedding = sources[family.tied[1]][0].source
     unaccounted += tokenizer_reasons(model_dir, embedding=embedding, num_rows=arch.vocab_size)
     return model, [*config.reasons, *weights.reasons, *misquantized, *unaccounted]
 
