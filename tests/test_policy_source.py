@@ -16,7 +16,10 @@ MAX_FUNCTION_LINES = 60
 MAX_INIT_LINES = 60
 
 ADDRESSES: dict[str, tuple[str, ...]] = {
-    "torch": ("plugins/*/reference.py", "llmc/quant/*.py", "builders/calibrate.py"),
+    "torch": (
+        *("plugins/*/reference.py", "llmc/quant/*.py", "builders/calibrate.py"),
+        *("builders/targets/tensorrt_interpreter/*.py", "llmc/runtime/engines/tensorrt_*.py"),
+    ),
     "transformers": ("llmc/runtime/tokenizer.py", "builders/calibrate.py"),
     "tokenizers": (
         *("llmc/runtime/tokenizer.py", "builders/hf/gguf_tokenizer.py"),
