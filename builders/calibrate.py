@@ -1,128 +1,47 @@
-"""Runs an unquantized decoder one layer at a time, in torch, and records what its linears see.
+"""Runs an unquantized decoder one layer at a time in torch, for CUDA (quantize.decoder.Decoder).
 
-The network is `build_network`'s and its arithmetic the plugins' references, so every architecture
-that can be built can be calibrated. A layer's weights are in memory only while it runs; the hidden
-states between layers are the caller's.
+Its arithmetic is the plugins' references. On a CPU quantize.kernels is faster, and as exact.
 
-Legend: T tokens of a chunk, H hidden_size. Everything is float32, on CUDA where torch has it.
+Legend: T tokens of a chunk of whole sequences, H hidden_size. Everything is float32.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tokenizers
 import torch
 
-from llmc.builders.network import build_network
-from llmc.builders.quantize.site import InputStats
-from llmc.checkpoint import CheckpointConfig, Quantization
-from llmc.errors import CheckpointError
-from llmc.mapping import Mapping as RankMapping
+from llmc.builders.quantize.decoder import Int32s, Parts, ReadRows, ReadTensor, Stored, entering
+from llmc.builders.quantize.observers import KvObserver, LinearObserver, Observer
+from llmc.builders.quantize.site import Floats
+from llmc.checkpoint import CheckpointConfig
 from llmc.plugins import graph
 from llmc.plugins.graph import OpCall
 
-Floats = npt.NDArray[np.float32]
-ReadTensor = Callable[[str], npt.NDArray[Any]]
-"""Name of a whole, unsplit checkpoint tensor → its values."""
-ReadRows = Callable[[str, npt.NDArray[np.int64]], npt.NDArray[Any]]
-"""The same, but only the rows asked for: an embedding is much larger than a calibration text."""
+
+def has_cuda() -> bool:
+    """Say whether torch can compute on a GPU."""
+    return torch.cuda.is_available()
 
 
-@dataclass(slots=True, kw_only=True)
-class LinearObserver:
-    """What one linear op's input and outputs were, summed up over every token seen.
-
-    `row_stride`: every so many tokens an input row is kept as it is. `columns` are the output
-    columns of each module that the op computes at once.
-    """
-
-    row_stride: int
-    keep_hessian: bool
-    columns: tuple[int, ...]
-    num_tokens: int = 0
-    _amax: torch.Tensor | None = None
-    _abs_sum: torch.Tensor | None = None
-    _hessian: torch.Tensor | None = None
-    _rows: list[torch.Tensor] = field(default_factory=list)
-    _output_amax: torch.Tensor | None = None
-
-    def see(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Record a chunk: x [T, in], y [T, sum(columns)]."""
-        amax = torch.maximum(x.amax(0), -x.amin(0))
-        abs_sum = x.abs().sum(0, dtype=torch.float64)
-        parts = torch.split(y, [*self.columns], dim=1)
-        outputs = torch.stack([torch.maximum(part.amax(), -part.amin()) for part in parts])
-        first = -self.num_tokens % self.row_stride
-        self._rows.append(x[first :: self.row_stride].cpu().clone())
-        self.num_tokens += x.shape[0]
-        if self._amax is None or self._abs_sum is None or self._output_amax is None:
-            self._amax, self._abs_sum, self._output_amax = amax, abs_sum, outputs
-            self._hessian = x.T @ x if self.keep_hessian else None
-            return
-        torch.maximum(self._amax, amax, out=self._amax)
-        torch.maximum(self._output_amax, outputs, out=self._output_amax)
-        self._abs_sum += abs_sum
-        if self._hessian is not None:
-            self._hessian.addmm_(x.T, x)
-
-    def stats(self) -> InputStats:
-        """Return what was recorded of the input; the observer's own copy is given up."""
-        assert self._amax is not None and self._abs_sum is not None, "nothing was seen"
-        hessian, self._hessian = self._hessian, None
-        rows, self._rows = torch.cat(self._rows).numpy(), []
-        return InputStats(
-            num_tokens=self.num_tokens,
-            amax=self._amax.cpu().numpy(),
-            mean_abs=(self._abs_sum / self.num_tokens).float().cpu().numpy(),
-            rows=rows,
-            hessian=None if hessian is None else (hessian / self.num_tokens).cpu().numpy(),
-        )
-
-    def output_amax(self) -> tuple[float, ...]:
-        """Return the largest magnitude of each module's output, its bias included."""
-        assert self._output_amax is not None, "nothing was seen"
-        return tuple(float(value) for value in self._output_amax)
-
-
-@dataclass(slots=True, kw_only=True)
-class KvObserver:
-    """Largest magnitude of what the KV cache holds: values, and keys after their rotation."""
-
-    amax: float = 0.0
-
-
-Observer = LinearObserver | KvObserver
-
-
-class Decoder:
+class TorchDecoder:
     """An unquantized decoder of which one layer at a time is in memory."""
 
-    def __init__(self, config: CheckpointConfig, read: ReadTensor, read_rows: ReadRows) -> None:
-        whole = replace(config, mapping=RankMapping(), quantization=Quantization())
-        ops = build_network(whole, 0).ops
-        self.num_layers = config.arch.num_hidden_layers
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    def __init__(
+        self, config: CheckpointConfig, read: ReadTensor, read_rows: ReadRows, *, device: str
+    ) -> None:
+        self.parts = Parts.of(config)
         self._read, self._read_rows = read, read_rows
-        self._layers: list[tuple[OpCall, ...]] = []
-        for layer in range(self.num_layers):
-            prefix = f"transformer.layers.{layer}."
-            self._layers.append(tuple(op for op in ops if op.name.startswith(prefix)))
-        self._before = ops[: ops.index(self._layers[0][0])]
-        self._after = ops[ops.index(self._layers[-1][-1]) + 1 :]
+        self._device = torch.device(device)
+        self._head: dict[str, torch.Tensor] = {}
 
-    def layer_ops(self, layer: int) -> tuple[OpCall, ...]:
-        """Return the calls of one layer, in order."""
-        return self._layers[layer]
-
-    def embed(self, token_ids: npt.NDArray[np.int32]) -> Floats:
+    def embed(self, token_ids: Int32s, lengths: Sequence[int]) -> Floats:
         """Return the hidden states [T, H] that enter the first layer."""
         used, local = np.unique(token_ids, return_inverse=True)
+        batch = _batch(lengths, torch.device("cpu"))
         values: dict[str, torch.Tensor] = {"token_ids": torch.from_numpy(local.reshape(-1))}
-        for call in self._before:
+        for call in self.parts.before:
             weights, attrs = {}, dict(call.attrs)
             for role, names in call.weights.items():
                 if call.plugin == "embedding":
@@ -132,38 +51,39 @@ class Decoder:
                     parts = [self._read(name) for name in names]
                 weights[role] = torch.cat([_to_torch(part) for part in parts])
             inputs = [values[name] for name in call.inputs]
+            extra = {name: batch[name] for name in graph.spec(call.plugin).reads_batch}
             evaluate = graph.part(call.plugin, "reference").evaluate
-            values[call.outputs[0]] = evaluate(*inputs, **weights, **attrs)
-        (entering,) = {name for op in self._layers[0] for name in op.inputs if name in values}
-        return values[entering].numpy()
+            values[call.outputs[0]] = evaluate(*inputs, **weights, **attrs, **extra)
+        return values[self.parts.before[-1].outputs[0]].numpy()
 
-    def load(self, layer: int) -> "LoadedLayer":
+    def load(self, layer: int) -> "TorchLayer":
         """Read the weights of one layer."""
-        ops = self._layers[layer]
-        return LoadedLayer(ops, self._load(ops), self.device)
+        ops = self.parts.layers[layer]
+        return TorchLayer(ops, self._load(ops), self._device)
 
-    def load_head(self) -> Callable[[Floats], Floats]:
-        """Read what follows the last layer; return how hidden states [T, H] become logits."""
-        ops = [op for op in self._after if op.plugin != "gather_last"]
-        weights = self._load(ops)
+    @torch.inference_mode()
+    def head(self, hidden: Floats) -> Floats:
+        """Return the logits [T, vocab] of hidden states that leave the last layer."""
+        ops = self.parts.after
+        self._head = self._head or self._load(ops)
+        values = {entering(ops): torch.from_numpy(hidden).to(self._device)}
+        for op in ops:
+            weights = {role: self._head[name] for role, (name,) in op.weights.items()}
+            evaluate = graph.part(op.plugin, "reference").evaluate
+            inputs = [values[name] for name in op.inputs]
+            values[op.outputs[0]] = evaluate(*inputs, **weights, **op.attrs)
+        return values[ops[-1].outputs[0]].cpu().numpy()
 
-        @torch.inference_mode()
-        def logits(hidden: Floats) -> Floats:
-            value = torch.from_numpy(hidden).to(self.device)
-            for op in ops:
-                (own,) = (weights[name] for name in op.weights["weight"])
-                evaluate = graph.part(op.plugin, "reference").evaluate
-                value = evaluate(value, weight=own, **op.attrs)
-            return value.cpu().numpy()
-
-        return logits
+    def close(self) -> None:
+        """Forget the head's weights."""
+        self._head = {}
 
     def _load(self, ops: Sequence[OpCall]) -> dict[str, torch.Tensor]:
         names = {name for op in ops for parts in op.weights.values() for name in parts}
-        return {name: _to_torch(self._read(name)).to(self.device) for name in sorted(names)}
+        return {name: _to_torch(self._read(name)).to(self._device) for name in sorted(names)}
 
 
-class LoadedLayer:
+class TorchLayer:
     """One decoder layer in memory."""
 
     def __init__(
@@ -171,14 +91,13 @@ class LoadedLayer:
         ops: Sequence[OpCall],
         weights: dict[str, torch.Tensor],
         device: torch.device,
-        stored: Mapping[str, npt.NDArray[Any]] | None = None,
+        stored: Stored | None = None,
     ) -> None:
         self._ops = ops
         self._weights = weights
         self._stored = stored or {}
         self._device = device
-        written = {name for op in ops for name in op.outputs}
-        (self._entering,) = {name for op in ops for name in op.inputs} - written
+        self._entering = entering(ops)
         self._last_use = {name: index for index, op in enumerate(ops) for name in op.inputs}
 
     def weight(self, name: str) -> Floats:
@@ -190,25 +109,16 @@ class LoadedLayer:
         assert values.shape == tuple(self._weights[name].shape), (name, values.shape)
         self._weights[name] = torch.from_numpy(values).to(self._device)
 
-    def quantized(
-        self, linears: Sequence[OpCall], stored: Mapping[str, npt.NDArray[Any]]
-    ) -> "LoadedLayer":
-        """Return this layer with `linears` in place of its ops of the same names.
-
-        `stored` are the tensors that a checkpoint has of them; what a target quantizes at build is
-        taken from the layer's own weights, which are shared.
-        """
+    def quantized(self, linears: Sequence[OpCall], stored: Stored) -> "TorchLayer":
+        """Return this layer with `linears` in place of its ops of the same names."""
         ops = {op.name: op for op in self._ops} | {op.name: op for op in linears}
-        return LoadedLayer(tuple(ops.values()), self._weights, self._device, stored)
+        return TorchLayer(tuple(ops.values()), self._weights, self._device, stored)
 
     @torch.inference_mode()
     def run(
         self, hidden: Floats, lengths: Sequence[int], observers: Mapping[str, Observer]
     ) -> Floats:
-        """Return the hidden states [T, H] after the layer, for whole sequences of these lengths.
-
-        `observers` are told of the ops they are named after.
-        """
+        """Return the hidden states [T, H] after the layer."""
         batch = _batch(lengths, self._device)
         values = {self._entering: torch.from_numpy(hidden).to(self._device)}
         for index, call in enumerate(self._ops):
@@ -249,10 +159,17 @@ class LoadedLayer:
             }
             output = evaluate(*inputs, **weights, **attrs, **extra)
         if isinstance(observer, LinearObserver):
-            observer.see(inputs[0], output)
+            x = inputs[0]
+            gram = (x.T @ x).cpu().numpy() if observer.watch.keep_hessian else None
+            observer.see_input(x.cpu().numpy(), gram)
+            if observer.watch.columns is not None:
+                observer.see_output(output.cpu().numpy())
         elif isinstance(observer, KvObserver):
-            observer.amax = max(observer.amax, float(extra["kv_cache"].abs().amax()))
+            observer.see(float(extra["kv_cache"].abs().amax()))
         return output
+
+    def release(self) -> None:
+        """There is nothing that only `run` needs."""
 
     def _rounded(self, call: OpCall, x: torch.Tensor) -> torch.Tensor:
         """Evaluate a quantized linear; its reference rounds on the CPU."""
@@ -282,18 +199,6 @@ class LoadedLayer:
             whole[:, start:stop] = evaluate(x, weight=weight, bias=bias, **attrs)
             start = stop
         return whole
-
-
-def tokenize(tokenizer_file: Path, texts: Iterator[str]) -> Iterator[list[int]]:
-    """Yield the token ids of each text. Raises: CheckpointError when the tokenizer is at fault."""
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(f"{tokenizer_file}: cannot be read: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    for text in texts:
-        yield tokenizer.encode(text).ids
 
 
 def _batch(lengths: Sequence[int], device: torch.device) -> dict[str, torch.Tensor]:

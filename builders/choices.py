@@ -96,14 +96,15 @@ def choose_quantization(
     if form is not None and wanted.group_size is None and form.group_sizes:
         sizes = [*sorted(form.group_sizes, reverse=True)]
     fitting = quantizations = [
-        replace(
-            Quantization.of(
-                wanted.algo, wanted.kv_cache, group_size=size, exclude_modules=wanted.exclude
-            ),
-            smoothquant_val=wanted.alpha,
+        Quantization.of(
+            wanted.algo, wanted.kv_cache, group_size=size, exclude_modules=wanted.exclude
         )
         for size in sizes
     ]
+    if wanted.alpha is not None:
+        fitting = quantizations = [
+            replace(choice, smoothquant_val=wanted.alpha) for choice in quantizations
+        ]
     if len(sizes) > 1:
         fitting = [
             choice

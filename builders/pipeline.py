@@ -252,13 +252,19 @@ def _calibration(
     """Return what the recipe calibrates with, and add it to what the stage depends on."""
     wanted = plan.recipe.quantization.calibration
     inputs["calibration"] = digest_of(wanted.data)
-    settings["calibration"] = {"samples": wanted.samples, "max_tokens": wanted.max_tokens}
+    alpha = plan.recipe.quantization.alpha
+    settings["calibration"] = {
+        "samples": wanted.samples,
+        "max_tokens": wanted.max_tokens,
+        "alpha": alpha,
+    }
     return Calibration(
         state_parent=final.parent,
         key=f"{inputs['model']} {tools['llmc']}",
         data=wanted.data,
         samples=wanted.samples,
         max_tokens=wanted.max_tokens,
+        alpha=alpha,
     )
 
 

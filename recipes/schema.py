@@ -67,11 +67,12 @@ class QuantizationRecipe(_Part):
         default=None,
         description="Input channels that share an INT4 scale; none: the largest that fits.",
     )
-    alpha: float = Field(
-        default=0.5,
+    alpha: float | None = Field(
+        default=None,
         ge=0,
         le=1,
-        description="SmoothQuant: how much of the inputs' range moves into the weights.",
+        description="SmoothQuant: how much of the inputs' range moves into the weights; none:"
+        " what is best for each input.",
     )
     layout: Literal["sm80", "sm90"] | None = Field(
         default=None,

@@ -23,7 +23,7 @@ ADDRESSES: dict[str, tuple[str, ...]] = {
     "transformers": ("llmc/runtime/tokenizer.py", "builders/calibrate.py"),
     "tokenizers": (
         *("llmc/runtime/tokenizer.py", "builders/hf/gguf_tokenizer.py"),
-        "builders/calibrate.py",
+        "builders/quantize/texts.py",
     ),
     "jinja2": ("llmc/runtime/chat_template.py",),
     "mpi4py": ("llmc/runtime/comm.py",),

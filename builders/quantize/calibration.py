@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
 from llmc.builders.hf.preflight import HfModel
+from llmc.builders.quantize.decoder import arithmetic
 from llmc.builders.quantize.memory import peak_bytes
 from llmc.builders.quantize.site import Settings, load_algorithm
 from llmc.builders.quantize.source import TensorSource
@@ -20,6 +20,7 @@ from llmc.builders.quantize.state import STATE_PREFIX, State
 from llmc.builders.quantize.texts import CalibrationData, load_calibration
 from llmc.checkpoint import MIXED_PRECISION, CheckpointConfig, Quantization, layer_linears
 from llmc.log import Progress
+from llmc.plugins.native import available_cores
 from llmc.quant.format import load_format
 
 log = logging.getLogger(__name__)
@@ -27,16 +28,15 @@ log = logging.getLogger(__name__)
 ReadWhole = Callable[[], npt.NDArray[Any]]
 """Reads one finished tensor, unsplit."""
 
-_NEEDED = ("torch", "tokenizers")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Where calibration text comes from and where progress is kept.
 
     `data` None: the text that comes with llmc. At most `samples` sequences of at most `max_tokens`
-    tokens. A calibration that was stopped goes on when `state_parent` and `key` are the same; `key`
-    stands for the model's files and the tool. The state stays until `state.remove_states`.
+    tokens. `alpha` is SmoothQuant's, None: what each input likes best. A calibration that was
+    stopped goes on when `state_parent` and `key` are the same; `key` stands for the model's files
+    and the tool. The state stays until `state.remove_states`.
     """
 
     state_parent: Path
@@ -44,6 +44,7 @@ class Calibration:
     data: Path | None = None
     samples: int = 256
     max_tokens: int = 512
+    alpha: float | None = None
 
 
 def needs_calibration(config: CheckpointConfig) -> bool:
@@ -60,16 +61,14 @@ def calibration_reasons(config: CheckpointConfig, model_dir: Path) -> list[str]:
     """Return why calibration cannot be done here; none when it is not needed."""
     if not needs_calibration(config):
         return []
-    reasons = []
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        reasons.append(f"calibration needs {' and '.join(missing)}: pip install 'llmc[torch]'")
-    if not (model_dir / "tokenizer.json").is_file():
-        reasons.append(f"{model_dir}: no tokenizer.json, which calibration needs to read text")
-    return reasons
+    if (model_dir / "tokenizer.json").is_file():
+        return []
+    return [f"{model_dir}: no tokenizer.json, which calibration needs to read text"]
 
 
-def settings_of(quantization: Quantization, dtype: str) -> Settings | None:
+def settings_of(
+    quantization: Quantization, dtype: str, alpha: float | None = None
+) -> Settings | None:
     """Return what the algorithm is told, None when weights stay as they are."""
     if quantization.quant_algo is None:
         return None
@@ -77,7 +76,7 @@ def settings_of(quantization: Quantization, dtype: str) -> Settings | None:
         algo=quantization.quant_algo,
         dtype=dtype,
         group_size=quantization.group_size,
-        alpha=quantization.smoothquant_val,
+        alpha=alpha,
     )
 
 
@@ -131,7 +130,7 @@ def _calibrate_alike(
     model: HfModel, model_dir: Path, config: CheckpointConfig, what: Calibration, progress: Progress
 ) -> Mapping[str, ReadWhole]:
     """Calibrate modules that are all quantized alike."""
-    from llmc.builders.quantize.walk import Walk  # torch: only once it is needed
+    from llmc.builders.quantize.walk import Walk  # only where something is calibrated
 
     data = load_calibration(
         what.data,
@@ -140,12 +139,15 @@ def _calibrate_alike(
         max_tokens=what.max_tokens,
         vocab_size=config.arch.vocab_size,
     )
-    settings = settings_of(config.quantization, config.dtype)
+    settings = settings_of(config.quantization, config.dtype, what.alpha)
     algorithm = None
     if settings is not None and load_format(settings.algo).needs_calibration:
         algorithm = load_algorithm(settings.algo)
     longest = max(len(sequence) for sequence in data.sequences)
-    peak = peak_bytes(config, algorithm, num_tokens=data.num_tokens, longest=longest)
+    threads = available_cores()
+    peak = peak_bytes(
+        config, algorithm, num_tokens=data.num_tokens, longest=longest, threads=threads
+    )
     log.info(
         "calibration takes about %.1f GiB of memory and %.1f GiB of disk for hidden states",
         *(peak.memory / 2**30, peak.disk / 2**30),
@@ -161,6 +163,7 @@ def _calibrate_alike(
         read_rows=source.read_rows,
         state=state,
         progress=progress,
+        threads=threads,
     ).run()
     finished: dict[str, ReadWhole] = {}
     for layer in range(config.arch.num_hidden_layers):
@@ -171,9 +174,10 @@ def _calibrate_alike(
 
 def _key(config: CheckpointConfig, what: Calibration, data: CalibrationData) -> str:
     """Return a digest of everything the calibrated tensors depend on."""
-    settings = settings_of(config.quantization, config.dtype)
+    settings = settings_of(config.quantization, config.dtype, what.alpha)
     parts = {
         "key": what.key,
+        "arithmetic": arithmetic(),
         "arch": asdict(config.arch),
         "quantization": config.quantization.to_json(),
         "settings": None if settings is None else asdict(settings),

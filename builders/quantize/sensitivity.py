@@ -20,6 +20,7 @@ import numpy.typing as npt
 from llmc.builders.hf.preflight import HfModel
 from llmc.builders.network import build_network
 from llmc.builders.quantize.calibration import Calibration, ReadWhole, calibrate
+from llmc.builders.quantize.decoder import open_decoder
 from llmc.builders.quantize.mixed import (
     Group,
     Option,
@@ -130,14 +131,13 @@ def _walk(
     progress: Progress,
 ) -> npt.NDArray[np.float64]:
     """Return the mean KL [groups, formats] of each variant from the plain model."""
-    from llmc.builders.calibrate import Decoder  # torch: only once it is needed
-
-    decoder = Decoder(plain, source.read, source.read_rows)
+    decoder = open_decoder(plain, source.read, source.read_rows)
+    num_layers = plain.arch.num_hidden_layers
     names = [name for name, _ in module_groups(plain.arch)]
-    each, lengths = len(names) // decoder.num_layers, [len(ids) for ids in data.sequences]
+    each, lengths = len(names) // num_layers, [len(ids) for ids in data.sequences]
     num_variants = len(names) * len(formats)
     log.info("sensitivity: %d variants of %d tokens", num_variants, data.num_tokens)
-    hidden = decoder.embed(np.concatenate(data.sequences))
+    hidden = decoder.embed(np.concatenate(data.sequences), lengths)
     needed, free = num_variants * hidden.nbytes, disk_usage(path.parent).free
     if needed > free:
         # A write through the map would end the process, not raise.
@@ -146,10 +146,10 @@ def _walk(
     shape = (num_variants, *hidden.shape)
     variants: Floats = np.memmap(path, np.float32, "w+", shape=shape)
     added = each * len(formats)
-    steps = sum(1 + added * (layer + 1) for layer in range(decoder.num_layers))
+    steps = sum(1 + added * (layer + 1) for layer in range(num_layers))
     progress.start("sensitivity", steps, unit="passes")
     try:
-        for layer in range(decoder.num_layers):
+        for layer in range(num_layers):
             loaded, first = decoder.load(layer), added * layer
             for place in range(first):
                 variants[place] = loaded.run(variants[place], lengths, {})
@@ -164,8 +164,9 @@ def _walk(
                     progress.advance(1)
             hidden = loaded.run(hidden, lengths, {})
             progress.advance(1)
-        return _divergences(decoder.load_head(), hidden, variants).reshape(len(names), -1)
+        return _divergences(decoder.head, hidden, variants).reshape(len(names), -1)
     finally:
+        decoder.close()
         progress.finish()
         path.unlink()
 

@@ -39,13 +39,13 @@ class Module:
     """One linear module. `weight` is [out, in] as the unquantized checkpoint has it.
 
     `parts` are the output rows of what was fused: three for qkv, else one. `output_amax` is the
-    largest magnitude of its output.
+    largest magnitude of its output, None where the format does not read it.
     """
 
     name: str
     weight: Floats
     parts: tuple[int, ...]
-    output_amax: float
+    output_amax: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +73,15 @@ class Site:
 class Settings:
     """Everything an algorithm may be told. `dtype` is that of the checkpoint's plain tensors.
 
-    `alpha`: how much of the activations' range moves into the weights (smoothquant).
+    `alpha`: how much of the activations' range moves into the weights, None: what each input likes
+    best (smoothquant).
     `damping`: share of the mean diagonal added to the Hessian's (gptq).
     """
 
     algo: str
     dtype: str
     group_size: int = 128
-    alpha: float = 0.5
+    alpha: float | None = None
     damping: float = 0.01
 
 

@@ -16,15 +16,20 @@ import numpy as np
 from llmc.builders.quantize.rounding import choice_for, round_to, smoothing, tensors_of
 from llmc.builders.quantize.site import Algorithm, Floats, Settings, Site, Tensors
 from llmc.dtypes import numpy_dtype
-from llmc.quant.format import load_format
+from llmc.quant.format import decode, load_format, never_zero
 
+ALPHAS = tuple(step / 10 for step in range(3, 11))
+"""What is tried for each input."""
+
+_SEARCH_ROWS = 128
 _MODELOPT = "W8A8_SQ_PER_CHANNEL"
 
 
 def quantize(site: Site, settings: Settings) -> Tensors:
     """Smooth the site, then round its modules to INT8."""
     tensors: Tensors = {}
-    scale = smoothing(site.stats.amax, site.column_amax, settings.alpha)
+    alpha = search_alpha(site, settings) if settings.alpha is None else settings.alpha
+    scale = smoothing(site.stats.amax, site.column_amax, alpha)
     smoother = prequant = None
     if settings.algo == _MODELOPT:
         prequant = round_to(1 / scale, settings.dtype)
@@ -46,6 +51,36 @@ def quantize(site: Site, settings: Settings) -> Tensors:
         elements = form.encode(module.weight * scale, choice)
         tensors |= tensors_of(module.name, settings, choice, elements)
     return tensors
+
+
+def search_alpha(site: Site, settings: Settings) -> float:
+    """Return which of ALPHAS changes the outputs of the site's kept rows least.
+
+    Inputs and weights are rounded as the format does; folding into a norm is left out.
+    """
+    rows = site.stats.rows[:: max(1, len(site.stats.rows) // _SEARCH_ROWS)]
+    wanted = [rows @ module.weight.T for module in site.modules]
+    errors = {}
+    for alpha in ALPHAS:
+        scale = smoothing(site.stats.amax, site.column_amax, alpha)
+        inputs = _rounded_inputs(rows / scale, site.stats.amax / scale, settings.algo)
+        errors[alpha] = 0.0
+        for module, outputs in zip(site.modules, wanted, strict=True):
+            choice = choice_for(module, settings)
+            weight = decode(load_format(settings.algo).encode(module.weight * scale, choice))
+            errors[alpha] += float(np.square(inputs @ weight.T - outputs, dtype=np.float64).sum())
+    return min(errors, key=errors.__getitem__)
+
+
+def _rounded_inputs(rows: Floats, amax: Floats, algo: str) -> Floats:
+    """Return `rows` [S, in] as INT8 holds them; a fixed scale has seen `amax` [in]."""
+    if load_format(algo).activation == "per-token int8":
+        largest: Floats = np.abs(rows).max(axis=1, keepdims=True)
+    else:
+        largest = np.full((1, 1), amax.max(), np.float32)
+    step = never_zero(largest / np.float32(127))
+    rounded: Floats = np.clip(np.rint(rows / step), -128, 127) * step
+    return rounded
 
 
 def fold(norm_weight: Floats, scale: Floats, dtype: str) -> tuple[Floats, Floats]:

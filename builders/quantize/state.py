@@ -68,6 +68,9 @@ class State:
         with SafetensorsWriter(unfinished, infos) as writer:
             for info in infos:
                 writer.write(info.name, tensors[info.name])
+        following = self._hidden_path(layer + 1)
+        if following.exists():
+            _flush(following)
         _publish(unfinished, path)
         self.next_layer = layer + 1
         record = self.directory / "state.json"
@@ -101,7 +104,10 @@ def remove_states(parent: Path) -> None:
 
 
 class HiddenWriter:
-    """Appends hidden states [T, H]; the file has its name only when the block ends well."""
+    """Appends hidden states [T, H]; the file has its name only when the block ends well.
+
+    It is flushed when the layer before it is finished: until then nobody goes on from it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -118,16 +124,20 @@ class HiddenWriter:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._file.close()
         if kind is None:
-            _publish(self._unfinished, self._path)
+            os.replace(self._unfinished, self._path)
         else:
             self._unfinished.unlink()
 
 
 def _publish(unfinished: Path, final: Path) -> None:
     """Give a written file its name, after its bytes are on the disk."""
-    descriptor = os.open(unfinished, os.O_RDONLY)
+    _flush(unfinished)
+    os.replace(unfinished, final)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    os.replace(unfinished, final)

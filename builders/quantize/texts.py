@@ -51,8 +51,6 @@ def load_calibration(
     Returns at most `samples` sequences of at most `max_tokens`.
     Raises: RecipeError when the file is at fault, CheckpointError when the tokenizer is.
     """
-    from llmc.builders.calibrate import tokenize  # torch: only once it is needed
-
     tokenizer = model_dir / "tokenizer.json"
     if not tokenizer.is_file():
         raise CheckpointError(
@@ -60,7 +58,7 @@ def load_calibration(
         )
     digest = digest_of(path)
     sequences: list[npt.NDArray[np.int32]] = []
-    for ids in tokenize(tokenizer, read_documents(path or DEFAULT_TEXT)):
+    for ids in _tokenize(tokenizer, read_documents(path or DEFAULT_TEXT)):
         if ids and max(ids) >= vocab_size:
             raise CheckpointError(
                 f"{tokenizer}: token id {max(ids)}, expected less than vocab_size {vocab_size}"
@@ -112,3 +110,17 @@ def _are_messages(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(item, dict) and isinstance(item.get("content"), str) for item in value
     )
+
+
+def _tokenize(path: Path, texts: Iterator[str]) -> Iterator[list[int]]:
+    """Yield the token ids of each text. Raises: CheckpointError when the tokenizer is at fault."""
+    from tokenizers import Tokenizer  # only once a text is read
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    for text in texts:
+        yield tokenizer.encode(text).ids

@@ -7,22 +7,23 @@ this, the next run goes on with the first layer that is not kept.
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
 
-from llmc.builders.calibrate import (
+from llmc.builders.quantize.decoder import (
     Decoder,
-    KvObserver,
-    LinearObserver,
-    LoadedLayer,
-    Observer,
+    Layer,
     ReadRows,
     ReadTensor,
+    arithmetic,
+    open_decoder,
 )
-from llmc.builders.quantize.memory import CHUNK_TOKENS, KEPT_ROWS
+from llmc.builders.quantize.memory import CHUNK_TOKENS, KEPT_ROWS, sites_at_once
+from llmc.builders.quantize.observers import KvObserver, LinearObserver, Observer, Watch
 from llmc.builders.quantize.rounding import restored_weight
 from llmc.builders.quantize.site import Algorithm, Module, Settings, Site, Tensors
 from llmc.builders.quantize.state import State
@@ -31,6 +32,7 @@ from llmc.checkpoint import CheckpointConfig, Quantization, tensor_specs
 from llmc.log import Progress
 from llmc.mapping import Mapping as RankMapping
 from llmc.plugins.graph import OpCall
+from llmc.quant.format import load_format
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class Walk:
     read_rows: ReadRows
     state: State
     progress: Progress
+    threads: int = 1
     _chunks: list[list[int]] = field(default_factory=list)
     _segments: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -65,48 +68,61 @@ class Walk:
         sizes = {spec.layer: 0 for spec in specs}
         for spec in specs:
             sizes[spec.layer] += 4 * prod(spec.shape)
-        decoder = Decoder(self.config, self.read, self.read_rows)
+        layers = [sizes[layer] for layer in range(self.config.arch.num_hidden_layers)]
         log.info(
             "calibration: %d sequences, %d tokens, %d layers, on %s",
-            *(len(self.data.sequences), self.data.num_tokens, decoder.num_layers, decoder.device),
+            *(len(self.data.sequences), self.data.num_tokens, len(layers), arithmetic()),
         )
-        layers = [sizes[layer] for layer in range(decoder.num_layers)]
         self.progress.start("calibration", sum(layers))
         try:
-            if self.state.next_layer == 0:
-                self._embed(decoder)
-            self.progress.advance(sum(layers[: self.state.next_layer]))
-            for layer in range(self.state.next_layer, decoder.num_layers):
-                self._do_layer(decoder, layer, layers[layer])
+            with (
+                closing(open_decoder(self.config, self.read, self.read_rows)) as decoder,
+                ThreadPoolExecutor(1) as keeper,
+            ):
+                if self.state.next_layer == 0:
+                    self._embed(decoder)
+                self.progress.advance(sum(layers[: self.state.next_layer]))
+                kept: Future[None] | None = None
+                for layer in range(self.state.next_layer, len(layers)):
+                    tensors = self._do_layer(decoder, layer, layers[layer])
+                    if kept is not None:
+                        kept.result()
+                    # While it is written and flushed the next layer runs.
+                    kept = keeper.submit(self.state.finish_layer, layer, tensors)
+                if kept is not None:
+                    kept.result()
         finally:
             self.progress.finish()
 
     def _embed(self, decoder: Decoder) -> None:
-        ids = np.concatenate(self.data.sequences)
+        ids, start = np.concatenate(self.data.sequences), 0
         with self.state.write_hidden(0) as writer:
-            for start in range(0, len(ids), CHUNK_TOKENS):
-                writer.append(decoder.embed(ids[start : start + CHUNK_TOKENS]))
+            for lengths in self._chunks:
+                stop = start + sum(lengths)
+                writer.append(decoder.embed(ids[start:stop], lengths))
+                start = stop
 
-    def _do_layer(self, decoder: Decoder, layer: int, size: int) -> None:
+    def _do_layer(self, decoder: Decoder, layer: int, size: int) -> Tensors:
         meter = _Meter(self.progress, size)
         loaded = decoder.load(layer)
-        ops = decoder.layer_ops(layer)
+        ops = decoder.parts.layers[layer]
         observers = self._observers(ops)
-        last = layer + 1 == decoder.num_layers
+        last = layer + 1 == len(decoder.parts.layers)
         propagates = self.algorithm is not None and self.algorithm.propagates
         self._pass(loaded, layer, observers, meter, write=not last and not propagates)
+        loaded.release()
         tensors = self._quantize(ops, loaded, observers, meter)
         if not last and propagates:
             for module in [name for name in tensors if name.endswith(".weight")]:
                 name = module.removesuffix(".weight")
                 loaded.replace(module, restored_weight(name, tensors, self.settings))
             self._pass(loaded, layer, {}, None, write=True)
-        self.state.finish_layer(layer, tensors)
         meter.fill()
+        return tensors
 
     def _pass(
         self,
-        loaded: LoadedLayer,
+        loaded: Layer,
         layer: int,
         observers: Mapping[str, Observer],
         meter: "_Meter | None",
@@ -132,12 +148,13 @@ class Walk:
         for op in ops:
             if op.plugin == "linear" and self._quantized(op):
                 assert self.algorithm is not None
-                names = op.weights["weight"]
-                observers[op.name] = LinearObserver(
+                columns = tuple(self._out_features(name, op) for name in op.weights["weight"])
+                watch = Watch(
                     row_stride=-(-self.data.num_tokens // KEPT_ROWS),
                     keep_hessian=self.algorithm.needs_hessian,
-                    columns=tuple(self._out_features(name, op) for name in names),
+                    columns=columns if load_format(self.settings.algo).reads_output else None,
                 )
+                observers[op.name] = LinearObserver(watch=watch)
             elif op.plugin == "attention" and self.config.quantization.kv_cache_quant_algo:
                 observers[op.name] = KvObserver()
         return observers
@@ -156,39 +173,48 @@ class Walk:
     def _quantize(
         self,
         ops: tuple[OpCall, ...],
-        loaded: LoadedLayer,
+        loaded: Layer,
         observers: Mapping[str, Observer],
         meter: "_Meter",
     ) -> Tensors:
-        tensors: Tensors = {}
-        for op in ops:
+        def work(op: OpCall) -> Tensors:
             observer = observers.get(op.name)
             if isinstance(observer, LinearObserver):
                 assert self.algorithm is not None and self.algorithm.quantize is not None
                 site = self._site(op, ops, loaded, observer)
-                tensors |= self.algorithm.quantize(site, self.settings)
-                meter.add(0.5 / len(observers))
-            elif isinstance(observer, KvObserver):
+                return self.algorithm.quantize(site, self.settings)
+            if isinstance(observer, KvObserver):
                 kv_algo = self.config.quantization.kv_cache_quant_algo
                 scale = kv_scale(observer.amax, str(kv_algo))
-                tensors[f"{op.name}.kv_cache_scaling_factor"] = np.array([scale], np.float32)
+                return {f"{op.name}.kv_cache_scaling_factor": np.array([scale], np.float32)}
+            return {}
+
+        at_once = 1
+        if self.algorithm is not None:
+            at_once = sites_at_once(self.config, self.algorithm, most=self.threads)
+        tensors: Tensors = {}
+        with ThreadPoolExecutor(at_once) as pool:
+            for found in pool.map(work, ops):
+                tensors |= found
+                meter.add(0.5 / len(ops))
         return tensors
 
     def _site(
-        self, op: OpCall, ops: tuple[OpCall, ...], loaded: LoadedLayer, observer: LinearObserver
+        self, op: OpCall, ops: tuple[OpCall, ...], loaded: Layer, observer: LinearObserver
     ) -> Site:
-        modules = [
-            Module(
-                name=name.removesuffix(".weight"),
-                weight=loaded.weight(name),
-                parts=self._segments.get(name) or (loaded.weight(name).shape[0],),
-                output_amax=amax,
-            )
-            for name, amax in zip(op.weights["weight"], observer.output_amax(), strict=True)
-        ]
+        names = op.weights["weight"]
+        outputs: tuple[float | None, ...] = observer.output_amax() or (None,) * len(names)
+        modules = []
+        for name, amax in zip(names, outputs, strict=True):
+            weight = loaded.weight(name)
+            parts = self._segments.get(name) or (len(weight),)
+            module = name.removesuffix(".weight")
+            modules.append(Module(name=module, weight=weight, parts=parts, output_amax=amax))
         norm = _folding_norm(op, ops)
-        weight = None if norm is None else loaded.weight(f"{norm}.weight")
-        return Site(modules=tuple(modules), stats=observer.stats(), norm=norm, norm_weight=weight)
+        norm_weight = None if norm is None else loaded.weight(f"{norm}.weight")
+        return Site(
+            modules=tuple(modules), stats=observer.stats(), norm=norm, norm_weight=norm_weight
+        )
 
 
 def chunked(lengths: list[int]) -> Iterator[list[int]]:

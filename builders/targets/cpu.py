@@ -5,7 +5,7 @@ The file runs on every CPU the kernels know; which instruction set is used is de
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -200,20 +200,11 @@ def _lower(
     ops: list[CpuOp] = []
     for call in network.ops:
         ops += graph.part(call.plugin, "cpu").lower(call, lowering)
-    layers = [call.attrs for call in network.ops if call.plugin == "attention"]
-    kv_heads, head_size = layers[0]["num_kv_heads"], layers[0]["head_size"]
-    assert isinstance(kv_heads, int) and isinstance(head_size, int)
     return Program(
         ops=tuple(ops),
         values=lowering.values,
         output=network.outputs[0] if network.outputs else None,
-        kv=KvShape(
-            num_layers=len(layers),
-            num_kv_heads=kv_heads,
-            head_size=head_size,
-            tokens_per_block=limits.tokens_per_block,
-            dtype=lowering.kv_dtype,
-        ),
+        kv=kv_shape(network.ops, tokens_per_block=limits.tokens_per_block, dtype=lowering.kv_dtype),
         limits={
             "max_batch_size": limits.max_batch_size,
             "max_num_tokens": limits.max_num_tokens,
@@ -221,4 +212,18 @@ def _lower(
             "max_seq_len": limits.max_seq_len,
             "vocab_size": config.arch.vocab_size,
         },
+    )
+
+
+def kv_shape(ops: Sequence[OpCall], *, tokens_per_block: int, dtype: str) -> KvShape:
+    """Return the KV pool that the attention calls among `ops` need."""
+    layers = [call.attrs for call in ops if call.plugin == "attention"]
+    kv_heads, head_size = layers[0]["num_kv_heads"], layers[0]["head_size"]
+    assert isinstance(kv_heads, int) and isinstance(head_size, int)
+    return KvShape(
+        num_layers=len(layers),
+        num_kv_heads=kv_heads,
+        head_size=head_size,
+        tokens_per_block=tokens_per_block,
+        dtype=dtype,
     )

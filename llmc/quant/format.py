@@ -120,6 +120,7 @@ class QuantFormat:
     the stored values. `needs_layout`: the stored weight is permuted for one GPU generation
     (`llmc.quant.layouts`). `after_split`: TensorRT-LLM quantizes each rank's part by itself, so
     that every rank has its own scales. `group_sizes` are those TensorRT-LLM has kernels for.
+    `reads_output`: a scale of it follows from the module's largest output.
     `config` are the keys of config.json's `quantization` object that differ from their defaults.
     """
 
@@ -136,6 +137,7 @@ class QuantFormat:
     group_sizes: tuple[int, ...] = ()
     needs_layout: bool = False
     after_split: bool = False
+    reads_output: bool = False
     config: dict[str, Any] = field(default_factory=dict)
 
     def quantize(self, weight: npt.NDArray[Any], choice: Choice | None = None) -> QuantizedLinear:

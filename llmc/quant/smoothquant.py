@@ -82,6 +82,7 @@ def smoothquant_format(algo: str, *, per_channel: bool, per_token: bool) -> Quan
         pack=pack,
         unpack=unpack,
         weight_bits=8,
+        reads_output=not per_token,
     )
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from llmc.builders import pipeline
-from llmc.builders.quantize import calibration
 from llmc.errors import UnsupportedError
 from llmc.log import NullProgress
 from llmc.recipes.loader import Override, load_recipe, parse_set
@@ -95,12 +94,3 @@ def test_every_forbidden_combination_has_its_reason(
     for reason in reasons:
         assert reason in caught.value.message
     assert not (model.parent / "out" / "checkpoint").exists()
-
-
-def test_calibration_without_torch_is_refused_before_work(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calibration, "find_spec", lambda name: None)
-    with pytest.raises(UnsupportedError, match="calibration needs torch and tokenizers"):
-        build(model, "quantization.algo=FP8")
-    build(model, "quantization.algo=W4A16")

@@ -1,6 +1,7 @@
 """Divergence of each group quantized alone, against a whole model with those weights rounded."""
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from llmc.builders.calibrate import Decoder
 from llmc.builders.hf.preflight import HfModel, examine
 from llmc.builders.quantize import sensitivity
 from llmc.builders.quantize.calibration import Calibration
+from llmc.builders.quantize.decoder import open_decoder
 from llmc.builders.quantize.mixed import Sensitivities
 from llmc.builders.quantize.source import TensorSource
 from llmc.builders.quantize.texts import load_calibration
@@ -56,13 +57,15 @@ def logits(model: HfModel, directory: Path, changed: dict[str, str]) -> npt.NDAr
         form = load_format(algo)
         return form.dequantize(form.quantize(values, Choice(dtype="float32")))
 
-    decoder = Decoder(CheckpointConfig(arch=model.arch, dtype="float32"), read, source.read_rows)
     text = directory.parent / "text.txt"
     data = load_calibration(text, directory, samples=4, max_tokens=128, vocab_size=64)
-    hidden = decoder.embed(np.concatenate(data.sequences))
-    for layer in range(decoder.num_layers):
-        hidden = decoder.load(layer).run(hidden, [len(ids) for ids in data.sequences], {})
-    return decoder.load_head()(hidden)
+    lengths = [len(ids) for ids in data.sequences]
+    config = CheckpointConfig(arch=model.arch, dtype="float32")
+    with closing(open_decoder(config, read, source.read_rows)) as decoder:
+        hidden = decoder.embed(np.concatenate(data.sequences), lengths)
+        for layer in range(len(decoder.parts.layers)):
+            hidden = decoder.load(layer).run(hidden, lengths, {})
+        return decoder.head(hidden)
 
 
 def test_each_group_costs_what_rounding_its_weights_costs(directory: Path) -> None:
