@@ -74,6 +74,8 @@ def test_alpha_is_written_down(model: Path) -> None:
     first = build(model, algo, "quantization.alpha=0.75")
     assert quantization(first)["smoothquant_val"] == 0.75
     assert not build(model, algo, "quantization.alpha=0.5").cached
+    searched = build(model, algo)
+    assert not searched.cached and quantization(searched)["smoothquant_val"] == 0.5
 
 
 @pytest.mark.parametrize(

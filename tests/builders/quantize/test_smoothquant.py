@@ -9,7 +9,7 @@ import pytest
 
 from llmc.builders.quantize import ALGORITHMS
 from llmc.builders.quantize.site import Settings, Site, Tensors
-from llmc.builders.quantize.smoothquant import fold, quantize
+from llmc.builders.quantize.smoothquant import ALPHAS, fold, quantize
 from tests.builders.quantize.tiny_sites import make_site
 
 PLUGINS = [algo for algo in ALGORITHMS if algo.endswith("_PLUGIN")]
@@ -80,7 +80,7 @@ def test_static_scales_give_back_the_product(algo: str, normed: bool) -> None:
 @pytest.mark.parametrize("algo", PLUGINS)
 def test_static_scales_are_nvidias(algo: str) -> None:
     site = make_site((PROJ,), norm=None)
-    tensors = quantize(site, Settings(algo=algo, dtype="float32"))
+    tensors = quantize(site, Settings(algo=algo, dtype="float32", alpha=0.5))
     smoother = smoother_of(site, 0.5)
     np.testing.assert_allclose(tensors[f"{PROJ}.smoother"][0], smoother, rtol=1e-5)
     smoothed = site.modules[0].weight * smoother
@@ -95,6 +95,20 @@ def test_static_scales_are_nvidias(algo: str) -> None:
         np.testing.assert_allclose(tensors[f"{PROJ}.act_scale"], outputs, rtol=1e-5)
         scale = scale * inputs / outputs
     np.testing.assert_allclose(tensors[f"{PROJ}.per_channel_scale"][0], scale, rtol=1e-5)
+
+
+@pytest.mark.parametrize("algo", PLUGINS)
+def test_alpha_is_what_changes_the_output_least(algo: str) -> None:
+    """Of outputs as the engine computes them; the search sees half the rows."""
+    site = make_site((PROJ,), norm=None)
+    exact = site.stats.rows @ site.modules[0].weight.T
+
+    def error_at(alpha: float | None) -> float:
+        tensors = quantize(site, Settings(algo=algo, dtype="float32", alpha=alpha))
+        return float(np.linalg.norm(product(site, tensors, algo) - exact))
+
+    errors = [error_at(alpha) for alpha in ALPHAS]
+    assert error_at(None) <= 1.02 * min(errors) < 0.8 * max(errors)
 
 
 def test_q_k_and_v_have_a_scale_each() -> None:
