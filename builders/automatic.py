@@ -100,7 +100,6 @@ def measure(
             config,
             [_of_module(candidate) for candidate in candidates],
             calibration,
-            scratch=staging,
             progress=progress,
         )
     finally:

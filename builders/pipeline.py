@@ -80,7 +80,10 @@ def build(
         results.append(_measure_sensitivities(plan, output / "sensitivity", progress, force))
         report(results[-1])
         plan = _choose(plan, results[-1].directory)
-    checkpoint = _build_checkpoint(plan, output / "checkpoint", progress, workers, force)
+    chosen_by = results[0].manifest.content_digest if results else None
+    checkpoint = _build_checkpoint(
+        plan, output / "checkpoint", progress, workers, force, chosen_by=chosen_by
+    )
     report(checkpoint)
     results.append(checkpoint)
     if until == "engine":
@@ -210,10 +213,19 @@ def _announce(recipe: Recipe, config: CheckpointConfig, limits: BuildLimits) -> 
 
 
 def _build_checkpoint(
-    plan: _Plan, final: Path, progress: Progress, workers: int, force: bool
+    plan: _Plan,
+    final: Path,
+    progress: Progress,
+    workers: int,
+    force: bool,
+    *,
+    chosen_by: str | None,
 ) -> StageResult:
+    """Convert; `chosen_by` is the digest of the sensitivities that quantization was chosen by."""
     recipe, tools = plan.recipe, {"llmc": tool_version(*_COMPILER_ROOMS)}
     inputs = {"model": digest_model(recipe.model)}
+    if chosen_by is not None:
+        inputs["sensitivity"] = chosen_by
     settings: dict[str, Any] = {
         "dtype": plan.config.dtype,
         "quantization": plan.config.quantization.to_json(),

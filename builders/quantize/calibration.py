@@ -25,6 +25,9 @@ from llmc.quant.format import load_format
 
 log = logging.getLogger(__name__)
 
+MIXED_STATES = f"{STATE_PREFIX}mixed"
+"""Folder of states that are kept together, one in a folder of its own each."""
+
 ReadWhole = Callable[[], npt.NDArray[Any]]
 """Reads one finished tensor, unsplit."""
 
@@ -99,7 +102,7 @@ def calibrate(
         if not needs_calibration(alike):
             continue
         # Each has a place of its own: a place keeps the state of one calibration.
-        place = what.state_parent / f"{STATE_PREFIX}mixed" / name
+        place = what.state_parent / MIXED_STATES / name
         found = _calibrate_alike(
             model, model_dir, alike, replace(what, state_parent=place), progress
         )

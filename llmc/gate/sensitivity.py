@@ -1,18 +1,22 @@
 """Layer sensitivity in the report: what each format costs each layer alone, and what was chosen."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmc import artifacts
 from llmc.builders.quantize.mixed import (
-    SENSITIVITIES_NAME,
     Group,
     Option,
     Sensitivities,
     average_bits,
 )
 from llmc.checkpoint import MIXED_PRECISION, Quantization
+from llmc.errors import CheckpointError
 from llmc.gate.plot import Points, line_chart
+
+log = logging.getLogger(__name__)
 
 PLOT_NAME = "kl-by-layer.svg"
 
@@ -25,14 +29,19 @@ class LayerSensitivity:
     chosen: tuple[Option, ...]
 
 
-def read_sensitivity(build_dir: Path, quantization: Quantization) -> LayerSensitivity | None:
-    """Return what the build of an engine with `quantization` was chosen by.
+def read_sensitivity(
+    engine_dir: Path, build_dir: Path, quantization: Quantization
+) -> LayerSensitivity | None:
+    """Return what an engine with `quantization` was chosen by.
 
-    None for an engine that is not mixed, or not of what `build_dir`/sensitivity is about.
+    None for an engine that is not mixed, and where the build does not show that
+    `build_dir`/sensitivity is what it was chosen by.
     """
     directory = build_dir / "sensitivity"
-    mixed = quantization.quant_algo == MIXED_PRECISION
-    if not mixed or not (directory / SENSITIVITIES_NAME).is_file():
+    if quantization.quant_algo != MIXED_PRECISION or not directory.is_dir():
+        return None
+    if not _is_chosen_by(engine_dir, build_dir / "checkpoint", directory):
+        log.warning("%s is not what %s was chosen by: not reported", directory, engine_dir)
         return None
     measured = Sensitivities.read(directory)
     chosen = [_chosen(group, quantization) for group in measured.groups]
@@ -40,6 +49,19 @@ def read_sensitivity(build_dir: Path, quantization: Quantization) -> LayerSensit
     if len(known) < len(chosen):
         return None
     return LayerSensitivity(measured=measured, chosen=known)
+
+
+def _is_chosen_by(*directories: Path) -> bool:
+    """Follow the digests from engine to checkpoint to sensitivity, and to the latter's bytes."""
+    try:
+        engine, checkpoint, sensitivity = map(artifacts.read_manifest, directories)
+    except CheckpointError:
+        return False
+    return (
+        engine.inputs.get("checkpoint") == checkpoint.content_digest
+        and checkpoint.inputs.get("sensitivity") == sensitivity.content_digest
+        and not artifacts.verify(directories[2], sensitivity)
+    )
 
 
 def write_sensitivity(found: LayerSensitivity, directory: Path) -> list[str]:

@@ -112,7 +112,8 @@ def run_gate(
     )
     measurement = read_measurement(gate_dir)
     gate = judge(measurement, resolve_thresholds(measurement, recipe))
-    layers = read_sensitivity(gate_dir.parent, read_config(engine_dir).quantization)
+    quantization = read_config(engine_dir).quantization
+    layers = read_sensitivity(engine_dir, gate_dir.parent, quantization)
     write_report(gate, gate_dir, layers)
     write_record(engine_dir / GATE_NAME, gate)
     return GateResult(stage=stage, gate=gate)

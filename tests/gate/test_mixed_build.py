@@ -1,15 +1,19 @@
 """Quantization chosen by layer, from recipe to verdict, on engines of a tiny model."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from llmc import artifacts
 from llmc.builders import pipeline
-from llmc.builders.quantize.mixed import Sensitivities, choose_options
+from llmc.builders.quantize.mixed import SENSITIVITIES_NAME, Sensitivities, choose_options
 from llmc.checkpoint import Checkpoint
 from llmc.errors import UnsupportedError
 from llmc.gate.record import require_passed
+from llmc.gate.reference import read_config
+from llmc.gate.sensitivity import read_sensitivity
 from llmc.log import NullProgress
 from llmc.recipes.schema import Recipe
 from llmc.stages import StageResult
@@ -84,6 +88,24 @@ def test_mixture_is_nearer_than_one_format_of_as_many_bits(mixed: Path) -> None:
     assert best is not None
     assert sum(option.kl for option in best) < sum(option.kl for option in fp8)
     assert sum(option.bits for option in best) <= sum(option.bits for option in fp8) * 1.001
+
+
+@pytest.mark.parametrize("changed", ["", "sensitivity", "checkpoint"])
+def test_only_what_it_was_chosen_by_is_reported(mixed: Path, tmp_path: Path, changed: str) -> None:
+    """A number edited in place, and whole directories of another build."""
+    out = tmp_path / "out"
+    shutil.copytree(mixed / "out", out)
+    if changed == "sensitivity":
+        file = out / "sensitivity" / SENSITIVITIES_NAME
+        file.write_text(file.read_text().replace('"num_tokens": ', '"num_tokens": 1'))
+    if changed == "checkpoint":
+        manifest = artifacts.read_manifest(out / "checkpoint")
+        inputs = manifest.inputs | {"sensitivity": "0" * 64}
+        text = manifest.model_copy(update={"inputs": inputs}).model_dump_json()
+        (out / "checkpoint" / artifacts.MANIFEST_NAME).write_text(text)
+    quantization = read_config(out / "engine").quantization
+    found = read_sensitivity(out / "engine", out, quantization)
+    assert (found is None) == bool(changed)
 
 
 def test_another_budget_only_chooses_anew(mixed: Path) -> None:

@@ -1,6 +1,10 @@
 """Divergence of each group quantized alone, against a whole model with those weights rounded."""
 
+import json
 import shutil
+import signal
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,11 +19,12 @@ from llmc.builders.quantize.calibration import Calibration
 from llmc.builders.quantize.decoder import open_decoder
 from llmc.builders.quantize.mixed import Sensitivities
 from llmc.builders.quantize.source import TensorSource
+from llmc.builders.quantize.state import remove_states
 from llmc.builders.quantize.texts import load_calibration
 from llmc.checkpoint import CheckpointConfig, Quantization
 from llmc.errors import BuildError
 from llmc.gate.metrics import compare_rows
-from llmc.log import NullProgress
+from llmc.log import NullProgress, Progress
 from llmc.quant.format import Choice, load_format
 from tests.builders.tiny_hf import write_model
 
@@ -33,15 +38,14 @@ def directory(tmp_path: Path) -> Path:
     return write_model(tmp_path / "model")
 
 
-def measure(directory: Path, model: HfModel) -> Sensitivities:
+def measure(directory: Path, model: HfModel, progress: Progress | None = None) -> Sensitivities:
     return sensitivity.measure_sensitivities(
         model,
         directory,
         CheckpointConfig(arch=model.arch, dtype="float32"),
         [Quantization.of(algo) for algo in ALGOS],
         Calibration(state_parent=directory, key="k", data=directory.parent / "text.txt"),
-        scratch=directory,
-        progress=NullProgress(),
+        progress=progress or NullProgress(),
     )
 
 
@@ -82,8 +86,53 @@ def test_each_group_costs_what_rounding_its_weights_costs(directory: Path) -> No
             assert option.kl == pytest.approx(rows.kl.mean(), rel=1e-3, abs=1e-9), group.name
         costs = {option.algo: option.kl for option in group.options}
         assert costs["W4A16"] > 10 * costs["W8A16"] > 0
-    assert not list(directory.glob("*.f32"))
     model.weights.close()
+
+
+def test_killed_measurement_goes_on_to_the_same_numbers(directory: Path) -> None:
+    """SIGKILL in the second layer, after some of its variants."""
+    model, _ = examine(directory)
+    assert model is not None
+    wanted = measure(directory, model)
+    remove_states(directory)
+    script = (
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from llmc.builders.hf.preflight import examine\n"
+        "from llmc.builders.quantize.kernels import KernelDecoder, KernelLayer\n"
+        "from tests.builders.quantize import test_sensitivity as here\n"
+        "load, quantized, at = KernelDecoder.load, KernelLayer.quantized, []\n"
+        "def loading(self, layer):\n"
+        "    at.append(layer)\n"
+        "    return load(self, layer)\n"
+        "def quantizing(self, *rest):\n"
+        "    if at[-1] == 1:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return quantized(self, *rest)\n"
+        "KernelDecoder.load, KernelLayer.quantized = loading, quantizing\n"
+        f"directory = Path({str(directory)!r})\n"
+        "here.measure(directory, examine(directory)[0])\n"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (record,) = directory.glob(".calibration-mixed/sensitivity/*/state.json")
+    assert json.loads(record.read_text()) == {"next_layer": 1}
+    passes = Passes()
+    assert measure(directory, model, passes) == wanted
+    # 5 of layer 0 were done before.
+    assert passes.told[0] == 5
+    model.weights.close()
+
+
+class Passes(NullProgress):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def advance(self, amount: int) -> None:
+        self.told.append(amount)
 
 
 def test_full_disk_is_said_before_it_is_met(
@@ -91,7 +140,7 @@ def test_full_disk_is_said_before_it_is_met(
 ) -> None:
     model, _ = examine(directory)
     assert model is not None
-    usage = shutil.disk_usage(directory)._replace(free=8 * 100 * 64 * 4 - 1)
+    usage = shutil.disk_usage(directory)._replace(free=8 * (1 + 8) * 100 * 64 - 1)
     monkeypatch.setattr(sensitivity, "disk_usage", lambda path: usage)
     with pytest.raises(BuildError, match="GiB free"):
         measure(directory, model)
