@@ -150,7 +150,7 @@ def build(
             "gate.enabled: False, and no repository is emitted of an engine that was not measured",
             hint="stop before with --until engine, or insist with --allow-ungated",
         )
-    results = run(
+    results, gate = run(
         recipe,
         output,
         until=until,
@@ -161,12 +161,15 @@ def build(
         cache=cache.expanduser(),
     )
     if as_json:
-        print_json({"output": str(output), "stages": [_as_data(result) for result in results]})
-        return
-    for result in results:
-        size = format_bytes(result.manifest.num_bytes)
-        state = "cached" if result.cached else f"{result.seconds:.1f} s"
-        typer.echo(f"{result.manifest.stage:<11} {result.directory}  {size}  {state}")
+        stages = [_as_data(result) for result in results]
+        print_json({"output": str(output), "stages": stages, "gate": _verdict(gate)})
+    elif gate is None or gate.verdict == "passed" or allow_ungated:
+        for result in results:
+            size = format_bytes(result.manifest.num_bytes)
+            state = "cached" if result.cached else f"{result.seconds:.1f} s"
+            typer.echo(f"{result.manifest.stage:<11} {result.directory}  {size}  {state}")
+    if gate is not None:
+        _judge(gate, output, allow_ungated=allow_ungated)
 
 
 def read_source(source: str, settings: list[str], values: dict[str, Any]) -> "Recipe":
@@ -207,13 +210,15 @@ def run(
     quiet: bool,
     allow_ungated: bool,
     cache: Path,
-) -> "list[StageResult]":
-    """Run the stages up to `until` and write OUT/recipe.yaml; return what each made or reused.
+) -> "tuple[list[StageResult], Gate | None]":
+    """Run the stages up to `until` and write OUT/recipe.yaml.
 
-    Raises: GateError when the engine fails its gate, unless `allow_ungated`.
+    Returns what each made or reused, and the verdict of the gate, if it was asked. No repository is
+    emitted of an engine that failed, unless `allow_ungated`.
     """
     from llmc.builders import pipeline
     from llmc.cli.render import ConsoleProgress
+    from llmc.gate.report import summarize
     from llmc.gate.step import failed_kept_aside, gate_build
     from llmc.log import NullProgress, Progress
     from llmc.stages import exclusive, require_replaceable
@@ -234,25 +239,25 @@ def run(
             force=force,
         )
         _write_recipe(recipe, output / "recipe.yaml")
-        engine = results[-1]
+        engine, gate = results[-1], None
         if until in (Until.gate, Until.repo) and recipe.gate.enabled:
             gated = gate_build(
                 recipe, output, cache=cache, workers=workers, progress=progress, force=force
             )
             results.append(gated.stage)
-            _report(gated.gate, output, allow_ungated=allow_ungated)
-        if until is Until.repo:
-            results.append(_emit(recipe, output, engine=engine, force=force))
-    return results
+            gate = gated.gate
+            for line in summarize(gate):
+                log.info("gate %s: %s", gate.verdict, line)
+        may_emit = allow_ungated or (gate is not None and gate.verdict == "passed")
+        if until is Until.repo and may_emit:
+            results.append(_emit(recipe, output, engine, force=force, allow_ungated=allow_ungated))
+    return results, gate
 
 
-def _report(gate: "Gate", output: Path, *, allow_ungated: bool) -> None:
-    """Log the numbers. Raises: GateError when the engine failed, unless `allow_ungated`."""
+def _judge(gate: "Gate", output: Path, *, allow_ungated: bool) -> None:
+    """Raise GateError when the engine failed, unless `allow_ungated`."""
     from llmc.gate.record import failure_text
-    from llmc.gate.report import summarize
 
-    for line in summarize(gate):
-        log.info("gate %s: %s", gate.verdict, line)
     if gate.verdict == "passed":
         return
     if allow_ungated:
@@ -281,11 +286,18 @@ def _write_recipe(recipe: "Recipe", path: Path) -> None:
     staging.replace(path)
 
 
-def _emit(recipe: "Recipe", output: Path, *, engine: "StageResult", force: bool) -> "StageResult":
+def _emit(
+    recipe: "Recipe", output: Path, engine: "StageResult", *, force: bool, allow_ungated: bool
+) -> "StageResult":
+    """Emit the repository. Raises: GateError unless the engine passed its gate or one insists."""
+    from llmc.gate.record import require_passed
     from llmc.model_repo.emit import emit_repository
     from llmc.model_repo.options import RepositoryOptions
     from llmc.stages import run_stage, tool_version
 
+    if not allow_ungated:
+        # Whatever led here: what is emitted is what gate.json is about.
+        require_passed(engine.directory)
     options = RepositoryOptions(**recipe.serve.model_dump())
     return run_stage(
         output / "model_repo",
@@ -308,3 +320,11 @@ def _as_data(result: "StageResult") -> dict[str, Any]:
         "key": result.manifest.key,
         "files": sorted(result.manifest.files),
     }
+
+
+def _verdict(gate: "Gate | None") -> dict[str, Any] | None:
+    """Return the gate's part of the JSON output: the verdict and every number it rests on."""
+    if gate is None:
+        return None
+    checks = [check.model_dump() for check in gate.checks]
+    return {"verdict": gate.verdict, "checks": checks}

@@ -78,6 +78,16 @@ def test_json_is_all_there_is_on_stdout(run: Run, model: Path, tmp_path: Path) -
     assert names == ["checkpoint", "engine", "gate", "model_repo"]
     assert all(len(stage["key"]) == 64 and stage["size_bytes"] > 0 for stage in result["stages"])
     assert "rank0.engine" in result["stages"][1]["files"]
+    # The model's own dtype is its own reference: only numbers are demanded.
+    assert result["gate"]["verdict"] == "passed"
+    assert {check["metric"] for check in result["gate"]["checks"]} == {
+        *("nonfinite_tokens", "flat_tokens")
+    }
+    assert json.loads(run(*until_engine(model, tmp_path)).stdout)["gate"] is None
+
+
+def until_engine(model: Path, tmp_path: Path) -> tuple[str | Path, ...]:
+    return ("build", model, "-o", tmp_path / "out", "--json", "--until", "engine")
 
 
 def test_flag_wins_over_set_over_recipe(run: Run, model: Path, tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from llmc.gate.record import read_gate, require_passed
+from llmc.gate import report
+from llmc.gate.record import Gate, read_gate, require_passed
 from tests.builders.tiny_hf import flip_weight_byte, write_model
 from tests.cli.run import Done, llmc
 from tests.gate.built import scale_engine, write_text
@@ -52,6 +53,11 @@ def test_failed_engine_is_kept_aside_and_no_repository_emitted(
     assert entries(output) == ["checkpoint", "engine.failed", "gate", "recipe.yaml"]
     gate = read_gate(output / "engine.failed")
     assert gate is not None and gate.verdict == "failed"
+    as_json = build(*IMPOSSIBLE, "--json")
+    assert as_json.code == 8 and "error:" in as_json.stderr
+    told = json.loads(as_json.stdout)["gate"]
+    assert told["verdict"] == "failed"
+    assert [check["metric"] for check in told["checks"] if not check["passed"]] == ["mean_kl"] * 2
     # Other thresholds take the engine back; neither it nor its measurement is made again.
     done = build()
     assert done.code == 0, done.stderr
@@ -73,6 +79,22 @@ def test_unmeasured_engine_is_not_emitted(build: Callable[..., Done], tmp_path: 
     assert not (tmp_path / "out").exists()
     assert build("--set", "gate.enabled=false", "--allow-ungated").code == 0
     assert not (tmp_path / "out" / "gate").exists()
+
+
+def test_only_the_gated_engine_is_emitted(
+    build: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that changes between its gate and the emission stops the build."""
+    summarize = report.summarize
+
+    def meddling(gate: Gate) -> Iterator[str]:
+        engine = tmp_path / "out" / "engine" / "rank0.engine"
+        engine.write_bytes(engine.read_bytes() + b" ")
+        return summarize(gate)
+
+    monkeypatch.setattr(report, "summarize", meddling)
+    done = build()
+    assert done.code == 8 and "not the engine that was gated" in done.stderr
 
 
 def test_serve_refuses_what_failed_or_was_never_measured(
