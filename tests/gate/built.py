@@ -16,6 +16,7 @@ from llmc.plugins.cpu_file import EngineFile
 from llmc.recipes.loader import Override, load_recipe, parse_set
 from llmc.recipes.schema import Recipe
 from llmc.weights import SafetensorsFile, SafetensorsWriter
+from tests.builders.tiny_hf import write_model
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -57,41 +58,70 @@ def gate(recipe: Recipe, output: Path, *, force: bool = False) -> GateResult:
     )
 
 
-def enlarge_channels(model: Path, *, step: int, factor: float) -> None:
-    """Make every `step`-th input channel of the MLPs `factor` times as large, by their norms."""
-    path = model / "model.safetensors"
+def write_sure_model(directory: Path) -> Path:
+    """Write a tiny model that is sure of its predictions and has outliers, as real models do.
+
+    After w<n> it expects w<7 n + 3>: the head looks for what the embedding says, among what random
+    layers add, which is about as much. Some of the MLPs' input channels are 20 times as large.
+    `sure_text` writes what it knows.
+    """
+    write_model(directory, hidden_size=128, intermediate_size=128)
+    path = directory / "model.safetensors"
     old = SafetensorsFile.open(path)
     values = {name: old.read(name).copy() for name in old.infos}
     old.close()
     path.unlink()
+    embedding = values["model.embed_tokens.weight"]
+    values["lm_head.weight"][_following(np.arange(64))] = 0.6 * embedding
+    embedding *= np.float32(10)
+    for name, value in values.items():
+        if name.endswith("post_attention_layernorm.weight"):
+            value[::64] *= np.float32(20)
+        elif name.endswith("down_proj.weight"):
+            value *= np.float32(0.25)
     with SafetensorsWriter(path, list(old.infos.values()), {"format": "pt"}) as writer:
         for name, value in values.items():
-            if name.endswith("post_attention_layernorm.weight"):
-                value[::step] *= np.float32(factor)
             writer.write(name, value)
+    return directory
+
+
+def sure_text(path: Path, *, seed: int, num_words: int = 200) -> Path:
+    """Write words that follow each other as `write_sure_model` expects, but for every fifth."""
+    generator, word, words = np.random.default_rng(seed), 0, []
+    for place in range(num_words):
+        word = int(generator.integers(64)) if place % 5 == 0 else int(_following(np.array(word)))
+        words.append(f"w{word}")
+    path.write_text(" ".join(words))
+    return path
+
+
+def _following(word: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return (7 * word + 3) % 64
 
 
 def scale_engine(engine: Path, module: str, factor: float) -> None:
     """Multiply the scales of one module, as a mistake in quantizing it would."""
-    changed = change_engine(engine, module, "scale", lambda values: values * np.float32(factor))
+    changed = change_engine(
+        engine, module, (".scale", ".groups"), lambda values: values * np.float32(factor)
+    )
     assert changed == 1
 
 
 def drop_prequant_scales(engine: Path) -> None:
     """Let every module's inputs in as they are, though its weights were scaled for other ones."""
-    assert change_engine(engine, "", ".input.factor", np.ones_like)
+    assert change_engine(engine, "", (".input.factor",), np.ones_like)
 
 
 def change_engine(
-    engine: Path, module: str, suffix: str, change: Callable[[FloatArray], FloatArray]
+    engine: Path, module: str, ends: tuple[str, ...], change: Callable[[FloatArray], FloatArray]
 ) -> int:
-    """Change the float32 tensors of an engine that `module` and `suffix` name; return how many.
+    """Change the float32 tensors of an engine that `module` and `ends` name; return how many.
 
     The manifest is made anew, gate.json is left: to everyone but the gate this engine is intact.
     """
     path = engine / "rank0.engine"
     tensors: dict[str, Any] = dict(EngineFile.open(path).tensors)
-    chosen = [tensors[name] for name in tensors if module in name and name.endswith(suffix)]
+    chosen = [tensors[name] for name in tensors if module in name and name.endswith(ends)]
     data = bytearray(path.read_bytes())
     for tensor in chosen:
         assert tensor.dtype == "float32"

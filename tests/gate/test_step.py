@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from llmc.errors import CheckpointError, GateError, UnsupportedError
 from llmc.gate import reference as references
 from llmc.gate.record import GATE_NAME, require_passed
 from llmc.gate.step import failed_kept_aside
+from llmc.gate.thresholds import default_thresholds
 from llmc.recipes.schema import Recipe
 from tests.builders.tiny_hf import flip_weight_byte, write_model
 from tests.gate import built
@@ -68,32 +70,58 @@ def test_scales_of_one_layer_times_eight_are_caught(own: Path, module: str) -> N
         require_passed(own / "out" / "engine")
 
 
-@pytest.mark.parametrize(
-    ("algo", "settings"),
-    [
-        ("W8A8_SQ_PER_CHANNEL", []),
-        # Random weights suffer more from four bits, and like many tokens about as well.
-        ("W4A16_AWQ", ["gate.max_kl=0.25", "gate.min_top1_agreement=0.4"]),
-    ],
-)
-def test_dropped_prequant_scales_are_caught(tmp_path: Path, algo: str, settings: list[str]) -> None:
-    """Weights are scaled up where inputs are large, and inputs down: here no longer."""
-    model = write_model(tmp_path / "model", hidden_size=128, intermediate_size=128)
-    built.enlarge_channels(model, step=64, factor=20.0)
-    recipe = built.recipe(
-        model,
+def drop(engine: Path) -> None:
+    built.drop_prequant_scales(engine)
+
+
+def scale(engine: Path) -> None:
+    built.scale_engine(engine, "layers.1.mlp.proj", 8.0)
+
+
+@pytest.fixture(scope="module", params=["W4A16_AWQ", "W8A8_SQ_PER_CHANNEL"])
+def sure(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory with a gated build `out` of a model with outliers; its recipe is `sure_recipe`."""
+    directory = tmp_path_factory.mktemp("sure")
+    built.write_sure_model(directory / "model")
+    recipe = sure_recipe(directory, request.param)
+    built.build(recipe, directory / "out")
+    built.gate(recipe, directory / "out")
+    (directory / "algo").write_text(request.param)
+    return directory
+
+
+def sure_recipe(directory: Path, algo: str) -> Recipe:
+    texts = [
+        str(built.sure_text(directory / f"{name}.txt", seed=len(name)))
+        for name in ("prose", "code", "calibration")
+    ]
+    return built.recipe(
+        directory / "model",
         "dtype=bfloat16",
         f"quantization.algo={algo}",
-        f"quantization.calibration.data={tmp_path / 'prose.txt'}",
-        *settings,
+        f"quantization.calibration.data={texts[2]}",
+        f"gate.texts=[{texts[0]}, {texts[1]}]",
     )
-    engine = built.build(recipe, tmp_path / "out")
-    assert built.gate(recipe, tmp_path / "out").gate.verdict == "passed"
-    built.drop_prequant_scales(engine)
+
+
+@pytest.mark.parametrize("break_it", [drop, scale])
+def test_broken_quantization_is_caught_by_the_default_limits(
+    sure: Path, tmp_path: Path, break_it: Callable[[Path], None]
+) -> None:
+    """Pre-quant scales dropped: weights are scaled up where inputs are large, inputs no longer
+    down. Or the scales of one layer times eight."""
+    own = shutil.copytree(sure, tmp_path / "own")
+    algo, engine = (own / "algo").read_text(), own / "out" / "engine"
+    for text in require_passed(engine).measurement.texts:
+        assert text.divergence is not None
+        # With room to spare, and not because there is nothing to get wrong.
+        assert text.divergence.mean_kl < default_thresholds(algo, None).max_kl / 3
+        assert text.divergence.reference_perplexity < 8
+    break_it(engine)
     assert artifacts.verify(engine) == []
-    result = built.gate(recipe, tmp_path / "out")
-    assert not result.stage.cached
-    assert result.gate.verdict == "failed"
+    result = built.gate(sure_recipe(own, algo), own / "out")
+    assert not result.stage.cached and result.gate.verdict == "failed"
+    assert {check.text for check in result.gate.failures} == {"prose", "code"}
     with pytest.raises(GateError, match="prose: mean_kl"):
         require_passed(engine)
 
