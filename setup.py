@@ -40,7 +40,7 @@ AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 # name -> (namespace, compiler flags, vector width in floats, AMX: 0 none, 1 the unit, 2 emulated)
 X86_VARIANTS: dict[str, tuple[str, tuple[str, ...], int, int]] = {
-    "amx": ("llmc_amx", (*AVX512, "-mamx-tile", "-mamx-bf16"), 16, 1),
+    "amx": ("llmc_amx", (*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"), 16, 1),
     "avx512": ("llmc_avx512", AVX512, 16, 0),
     "avx2": ("llmc_avx2", AVX2, 8, 0),
     # For tests only; -O1 halves the time the compiler spends splitting their wide vectors.

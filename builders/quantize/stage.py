@@ -8,7 +8,7 @@ on what else is in the chunk.
 Legend: T tokens of a chunk of whole sequences.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -211,10 +211,19 @@ class _Lowering:
             parts = [part.astype(np.float32, copy=False) for part in parts]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def read_part(self, name: str, index: int) -> npt.NDArray[Any]:
+        part: npt.NDArray[Any] = self.read_one(name)[index]
+        return part.astype(np.float32, copy=False) if self.widens else part
+
     def write(self, name: str, array: npt.NDArray[Any], *, resident: bool = True) -> str:
         if name not in self.tensors:
             self.tensors[name] = _aligned(array)
         return name
+
+    def write_parts(self, name: str, count: int, parts: Iterable[npt.NDArray[Any]]) -> str:
+        stacked = np.stack(list(parts))
+        assert len(stacked) == count, (name, stacked.shape, count)
+        return self.write(name, stacked)
 
     def add_value(self, name: str, rows: Rows, columns: int) -> None:
         assert name not in self.values, name

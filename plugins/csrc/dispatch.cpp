@@ -57,7 +57,7 @@ bool has_avx512() {
 }
 
 bool has_amx() {
-    const unsigned wanted = 1u << 22 | 1u << 24;  // AMX-BF16, AMX-TILE
+    const unsigned wanted = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
     if (!has_avx512() || !os_saves(0x600e6) || (CpuId(7).edx & wanted) != wanted) return false;
 #if defined(__linux__)
     // Linux enables tile data per process on request; it stays enabled.

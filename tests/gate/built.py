@@ -73,7 +73,7 @@ def write_sure_model(directory: Path) -> Path:
     path.unlink()
     embedding = values["model.embed_tokens.weight"]
     values["lm_head.weight"][_following(np.arange(64))] = 0.6 * embedding
-    embedding *= np.float32(10)
+    embedding *= np.float32(20)
     for name, value in values.items():
         if name.endswith("post_attention_layernorm.weight"):
             value[::64] *= np.float32(20)

@@ -91,8 +91,9 @@ def sure(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def sure_recipe(directory: Path, algo: str) -> Recipe:
+    (directory / "texts").mkdir(exist_ok=True)
     texts = [
-        str(built.sure_text(directory / f"{name}.txt", seed=len(name)))
+        str(built.sure_text(directory / "texts" / f"{name}.txt", seed=len(name)))
         for name in ("prose", "code", "calibration")
     ]
     return built.recipe(

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.plugins.kernels_cpu import INSTRUCTION_SETS, Float32Array, Linear
+from llmc.plugins.cpu_program import FLAG_INTEGER_ROWS
+from llmc.plugins.panels import pack_panels
+from tests.plugins.kernels_cpu import INSTRUCTION_SETS, Float32Array, Linear, run
 
 TYPES = ("float32", "float16", "bfloat16", "int8")
 # Whole panels, odd sizes, several chunks of K (256) and of tiles (512), fewer columns than a panel.
@@ -110,3 +112,28 @@ def test_int8_keeps_small_inputs_beside_an_outlier() -> None:
     without[:, 7] = 0.0
     found = linear("portable", x).astype(np.float64) - 1000.0 * linear.matrix[:, 7]
     np.testing.assert_allclose(found, linear.expected(without), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("num_in", [32, 70, 96, 1100])
+def test_bytes_times_bytes_are_exact(instruction_set: str, num_in: int) -> None:
+    """Rows that are int8 beside int8 weights: what VNNI and AMX-INT8 are for. 128 is the corner."""
+    generator = np.random.default_rng(num_in)
+    weight = generator.integers(-128, 128, (41, num_in), np.int8)
+    panels = pack_panels(weight)
+    for count in ROWS:
+        x = generator.integers(-128, 128, (count, num_in)).astype(np.float32)
+        x[0] = -128
+        found = run(
+            instruction_set,
+            "linear",
+            inputs=[x],
+            output=np.full((count, 41), np.nan, np.float32),
+            tensors=[panels, None, None],
+            dims=(num_in, 41, len(panels)),
+            type="int8",
+            flags=FLAG_INTEGER_ROWS,
+        )
+        wanted = x.astype(np.int64) @ weight.astype(np.int64).T
+        # A group's sum is below 2^23, which float32 holds; sums of groups round to its last bits.
+        np.testing.assert_allclose(found, wanted.astype(np.float32), rtol=2e-7, atol=2)

@@ -1,5 +1,6 @@
 #include "product.h"
 
+#include "byte_rows.h"
 #include "fixed_point.h"
 #include "float_rows.h"
 #include "tile_rows.h"
@@ -50,6 +51,26 @@ void run_fixed(const Panels& panels, const float* x, int64_t rows, bool pack, fl
     });
 }
 
+#if LLMC_W == 16
+void run_bytes(const Panels& panels, const float* x, int64_t rows, bool pack, float* memory) {
+    const int64_t K = panels.weight.K;
+    const Workspace space(memory);
+#if LLMC_AMX
+    int8_t* packed = reinterpret_cast<int8_t*>(space.packed);
+    if (pack) pack_byte_tiles(x, rows, K, packed);
+    panels.each(space.c, [&](int64_t, const char* values) {
+        multiply_byte_tiles(rows, packed, K, values, space.unpacked, space.c);
+    });
+#else
+    uint8_t* packed = reinterpret_cast<uint8_t*>(space.packed);
+    if (pack) pack_quads(x, rows, K, packed);
+    panels.each(space.c, [&](int64_t, const char* values) {
+        multiply_quads(rows, packed, K, values, space.c);
+    });
+#endif
+}
+#endif
+
 #if LLMC_AMX
 template <int TYPE>
 void run_tiles(const Panels& panels, const float* x, int64_t rows, bool pack, float* memory) {
@@ -68,6 +89,10 @@ void run_tiles(const Panels& panels, const float* x, int64_t rows, bool pack, fl
 void multiply_panels(const PackedWeight& weight, const float* x, int64_t rows, int64_t first,
                      int64_t last, bool pack, float* memory, PanelSink sink) {
     const Panels panels = {weight, first, last, sink};
+#if LLMC_W == 16
+    if (weight.type == LLMC_I8 && weight.integer_rows && !weight.groups && has_quads())
+        return run_bytes(panels, x, rows, pack, memory);
+#endif
 #if LLMC_AMX
     if (weight.type == LLMC_BF16) return run_tiles<LLMC_BF16>(panels, x, rows, pack, memory);
     if (weight.type == LLMC_I8) return run_tiles<LLMC_I8>(panels, x, rows, pack, memory);

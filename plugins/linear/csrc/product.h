@@ -1,7 +1,7 @@
 // Rows times the panels of a weight, whatever it is stored as: what linear and the experts of moe share.
 //
-// float_rows.h multiplies float weights, fixed_point.h int8 and int4 weights, and with AMX tile_rows.h takes
-// bf16, int8 and e4m3. Each sums over k = 0..K-1 in one order however many rows there are, so a row's
+// float_rows.h multiplies float weights, fixed_point.h int8 and int4 weights, byte_rows.h int8 weights with
+// int8 rows where the CPU has instructions for that, and with AMX tile_rows.h takes bf16, int8 and e4m3. Each sums over k = 0..K-1 in one order however many rows there are, so a row's
 // result does not depend on the rows it is batched with.
 #pragma once
 #include "workspace.h"
