@@ -68,7 +68,7 @@ def slice(layer: Layer, inputs: Inputs, mode: Mode) -> torch.Tensor:  # noqa: A0
     for axis, start, length, stride in zip(axes, starts, lengths, strides, strict=True):
         places = start + stride * torch.arange(length)
         _check_range(layer, places, x.shape[axis])
-        x = x.index_select(axis, places)
+        x = x.narrow(axis, start, length) if stride == 1 else x.index_select(axis, places)
     return x
 
 

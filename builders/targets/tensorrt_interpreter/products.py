@@ -18,6 +18,9 @@ def matrix_multiply(layer: Layer, inputs: Inputs, mode: Mode) -> torch.Tensor:
         a = a.transpose(-1, -2)
     if choose(layer, "op1", {"NONE": False, "TRANSPOSE": True}):
         b = b.transpose(-1, -2)
+    if b.dim() > 2 and set(b.shape[:-2]) == {1} and b.dim() <= a.dim():
+        # One matrix for all: a product of one large matrix is much faster than one of a batch.
+        b = b.reshape(b.shape[-2:])
     return a @ b
 
 
