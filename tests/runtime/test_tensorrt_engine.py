@@ -1,0 +1,147 @@
+"""In-flight batching over slots, end to end without a GPU: scheduler, slot engine, bindings, cache.
+
+The plan is a stand-in that evaluates the very network TensorRT is given (tests/runtime/stand_in).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmc.builders.targets.tensorrt_interpreter.reader import read_network
+from llmc.builders.targets.tensorrt_stepping import lower_ranks
+from llmc.checkpoint import Checkpoint
+from llmc.runtime.batch import Batch
+from llmc.runtime.engine import Engine, EngineLimits, KvCacheConfig
+from llmc.runtime.engines import cpu
+from llmc.runtime.engines.tensorrt_engine import SlotEngine
+from llmc.runtime.executor import Executor, ExecutorConfig
+from llmc.runtime.request import Request, SamplingParams
+from llmc.runtime.scheduler import SchedulerConfig
+from tests.builders.targets.tensorrt_networks import TOOLKIT
+from tests.plugins.tiny_llama import TinyLlama
+from tests.runtime.cpu_engines import build_engine
+from tests.runtime.stand_in import HostDevice, StandInPlan
+
+SLOTS, MAX_SEQ_LEN, MAX_NUM_TOKENS = 4, 64, 24
+LIMITS = EngineLimits(
+    max_batch_size=SLOTS,
+    max_num_tokens=MAX_NUM_TOKENS,
+    max_input_len=MAX_SEQ_LEN,
+    max_seq_len=MAX_SEQ_LEN,
+    vocab_size=97,
+    tokens_per_block=MAX_SEQ_LEN,
+    num_blocks=SLOTS,
+)
+
+
+class Built:
+    """A tiny model's CPU engine, and slot engines of its TensorRT network."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tiny = TinyLlama.make(vocab_size=97, num_hidden_layers=2)
+        self.cpu = build_engine(self.tiny, self.tiny.config(), directory)
+        checkpoint = Checkpoint.open(directory / "checkpoint")
+        (network,) = lower_ranks(TOOLKIT, checkpoint, max_seq_len=MAX_SEQ_LEN)
+        self.graph = read_network(network.network)
+
+    def slot_engine(self, **changes: int) -> tuple[SlotEngine, StandInPlan]:
+        device = HostDevice()
+        plan = StandInPlan(
+            device,
+            self.graph,
+            {"context": (1, MAX_NUM_TOKENS, 8), "generation": (SLOTS, 1, 1)},
+        )
+        return SlotEngine(device, plan, replace(LIMITS, **changes)), plan
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return Built(tmp_path_factory.mktemp("slots"))
+
+
+@pytest.fixture(scope="module")
+def alone(built: Built) -> list[tuple[int, ...]]:
+    """The answers to REQUESTS when each has the slot engine to itself."""
+    return [answers(built.slot_engine()[0], [request])[0] for request in REQUESTS]
+
+
+def mixed_requests(count: int) -> list[Request]:
+    """Prompts of 1 to 45 tokens, answers of 1 to 18, greedy and sampled, some with priority."""
+    random = np.random.default_rng(11)
+    requests = []
+    for index in range(count):
+        prompt = random.integers(0, LIMITS.vocab_size, int(random.integers(1, 46)))
+        greedy = SamplingParams()
+        drawn = SamplingParams(temperature=0.8, top_k=20, seed=index)
+        requests.append(
+            Request(
+                prompt_ids=tuple(prompt.tolist()),
+                max_tokens=int(random.integers(1, 19)),
+                sampling=drawn if index % 3 == 2 else greedy,
+                exclude_input=True,
+                priority=0.9 if index % 5 == 4 else 0.5,
+            )
+        )
+    return requests
+
+
+def answers(engine: Engine, requests: list[Request]) -> list[tuple[int, ...]]:
+    """Serve all requests at once; return the tokens of each."""
+    config = ExecutorConfig(scheduler=SchedulerConfig())
+    with Executor(engine, None, config) as executor:
+        ids = [executor.enqueue(request) for request in requests]
+        found = []
+        for request_id in ids:
+            tokens: tuple[int, ...] = ()
+            while True:
+                responses = executor.await_responses(request_id)
+                for response in responses:
+                    assert response.error is None, response.error
+                    tokens += response.token_ids
+                if responses[-1].is_final:
+                    break
+            found.append(tokens)
+    return found
+
+
+REQUESTS = mixed_requests(16)
+
+
+def test_the_cpu_engine_answers_the_same(built: Built, alone: list[tuple[int, ...]]) -> None:
+    engine = cpu.load(built.cpu, kv=KvCacheConfig(max_tokens=2048), threads=1)
+    assert answers(engine, REQUESTS) == alone
+
+
+@pytest.mark.parametrize("max_num_tokens", [MAX_NUM_TOKENS, 3])
+def test_mixed_requests_over_slots_answer_as_alone(
+    built: Built, alone: list[tuple[int, ...]], max_num_tokens: int
+) -> None:
+    """16 requests over 4 slots. Steps of 3 tokens are full when all 4 generate: one sequence waits
+    out of the batch then, which must not cost it its slot's contents."""
+    engine, plan = built.slot_engine(max_num_tokens=max_num_tokens)
+    together = answers(engine, REQUESTS)
+    assert [len(tokens) for tokens in together] == [request.max_tokens for request in REQUESTS]
+    assert together == alone
+    assert {rows for phase, rows, _ in plan.runs if phase == "generation"} >= {1, 2, 3}
+    assert {rows for phase, rows, _ in plan.runs if phase == "context"} == {1}
+    assert plan.device.num_copied_bytes > 0, "no row was ever moved"
+
+
+def test_logits_of_every_row_equal_transformers(built: Built) -> None:
+    """More rows of logits than the profile has: the chunk is run again for the rest."""
+    tokens = np.random.default_rng(3).integers(0, 97, 20).tolist()
+    engine, plan = built.slot_engine()
+    count = len(tokens)
+    batch = Batch(
+        token_ids=np.array(tokens, np.int32),
+        positions=np.arange(count, dtype=np.int32),
+        query_start=np.array([0, count], np.int32),
+        context_lens=np.array([count], np.int32),
+        block_tables=np.array([[2]], np.int32),
+        logits_rows=np.arange(count, dtype=np.int32),
+    )
+    logits = engine.forward(batch)
+    np.testing.assert_allclose(logits, built.tiny.logits(tokens).numpy(), atol=2e-4)
+    assert [phase for phase, _, _ in plan.runs] == ["context"] * 3
