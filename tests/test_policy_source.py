@@ -18,7 +18,7 @@ MAX_INIT_LINES = 60
 ADDRESSES: dict[str, tuple[str, ...]] = {
     "torch": (
         *("plugins/*/reference.py", "llmc/quant/*.py", "builders/calibrate.py"),
-        *("builders/targets/tensorrt_interpreter/*.py", "llmc/runtime/engines/tensorrt_*.py"),
+        *("builders/targets/tensorrt_*.py", "llmc/runtime/engines/tensorrt_*.py"),
     ),
     "transformers": ("llmc/runtime/tokenizer.py", "builders/calibrate.py"),
     "tokenizers": (

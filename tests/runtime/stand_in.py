@@ -109,6 +109,9 @@ class StandInPlan:
     def context(self, phase: Phase) -> "StandInContext":
         return StandInContext(self, phase)
 
+    def close(self) -> None:
+        assert not self.device.closed, "a plan is closed before its device"
+
 
 class StandInContext:
     """One profile of a StandInPlan (tensorrt_device.PlanContext)."""

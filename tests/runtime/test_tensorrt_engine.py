@@ -114,12 +114,11 @@ def test_the_cpu_engine_answers_the_same(built: Built, alone: list[tuple[int, ..
     assert answers(engine, REQUESTS) == alone
 
 
-@pytest.mark.parametrize("max_num_tokens", [MAX_NUM_TOKENS, 3])
+@pytest.mark.parametrize("max_num_tokens", [MAX_NUM_TOKENS, 7])
 def test_mixed_requests_over_slots_answer_as_alone(
     built: Built, alone: list[tuple[int, ...]], max_num_tokens: int
 ) -> None:
-    """16 requests over 4 slots. Steps of 3 tokens are full when all 4 generate: one sequence waits
-    out of the batch then, which must not cost it its slot's contents."""
+    """16 requests over 4 slots; steps of 7 tokens cut prompts into many chunks."""
     engine, plan = built.slot_engine(max_num_tokens=max_num_tokens)
     together = answers(engine, REQUESTS)
     assert [len(tokens) for tokens in together] == [request.max_tokens for request in REQUESTS]
@@ -129,19 +128,34 @@ def test_mixed_requests_over_slots_answer_as_alone(
     assert plan.device.num_copied_bytes > 0, "no row was ever moved"
 
 
+def one_sequence(tokens: list[int], start: int, stop: int, *, block: int) -> Batch:
+    """A step of one sequence that wants all its logits."""
+    count = stop - start
+    return Batch(
+        token_ids=np.array(tokens[start:stop], np.int32),
+        positions=np.arange(start, stop, dtype=np.int32),
+        query_start=np.array([0, count], np.int32),
+        context_lens=np.array([stop], np.int32),
+        block_tables=np.array([[block]], np.int32),
+        logits_rows=np.arange(count, dtype=np.int32),
+    )
+
+
 def test_logits_of_every_row_equal_transformers(built: Built) -> None:
     """More rows of logits than the profile has: the chunk is run again for the rest."""
     tokens = np.random.default_rng(3).integers(0, 97, 20).tolist()
     engine, plan = built.slot_engine()
-    count = len(tokens)
-    batch = Batch(
-        token_ids=np.array(tokens, np.int32),
-        positions=np.arange(count, dtype=np.int32),
-        query_start=np.array([0, count], np.int32),
-        context_lens=np.array([count], np.int32),
-        block_tables=np.array([[2]], np.int32),
-        logits_rows=np.arange(count, dtype=np.int32),
-    )
-    logits = engine.forward(batch)
+    logits = engine.forward(one_sequence(tokens, 0, 20, block=2))
     np.testing.assert_allclose(logits, built.tiny.logits(tokens).numpy(), atol=2e-4)
     assert [phase for phase, _, _ in plan.runs] == ["context"] * 3
+
+
+def test_a_full_step_says_nothing_of_who_is_not_in_it(built: Built) -> None:
+    """Two sequences take turns in steps of one token, both in the first row when they do."""
+    texts = np.random.default_rng(4).integers(0, 97, (2, 6)).tolist()
+    engine, _ = built.slot_engine(max_num_tokens=1)
+    for place in range(6):
+        for text, block in zip(texts, (3, 1), strict=True):
+            logits = engine.forward(one_sequence(text, place, place + 1, block=block))
+            wanted = built.tiny.logits(text[: place + 1])[-1:].numpy()
+            np.testing.assert_allclose(logits, wanted, atol=2e-4)

@@ -49,7 +49,7 @@ class SlotEngine:
         assert limits.tokens_per_block == limits.max_seq_len, limits
         assert limits.max_batch_size <= limits.num_blocks, limits
         self.limits = limits
-        self._device = device
+        self._device, self._plan = device, plan
         self._tensors = {tensor.name: tensor for tensor in plan.tensors}
         self._slots = SlotCaches(device, plan.tensors, limits.num_blocks)
         _check_tensors(self._tensors, self._slots)
@@ -88,7 +88,8 @@ class SlotEngine:
         return logits
 
     def close(self) -> None:
-        """Release the device's memory; the engine is unusable afterwards."""
+        """Release plan and memory; the engine is unusable afterwards."""
+        self._plan.close()
         self._device.close()
 
     def _ended(self, batch: Batch, blocks: list[int]) -> set[int]:
@@ -168,5 +169,5 @@ def _check_tensors(tensors: dict[str, PlanTensor], slots: SlotCaches) -> None:
             f"the plan has tensors {', '.join(sorted(unknown))} that this llmc does not bind",
             hint="build the engine again with this version of llmc",
         )
-    if LOGITS not in tensors:
-        raise CheckpointError(f"the plan has no output {LOGITS!r}")
+    if LOGITS not in tensors or tensors[LOGITS].itemsize != _FLOAT32_BYTES:
+        raise CheckpointError(f"the plan has no output {LOGITS!r} of float32")
