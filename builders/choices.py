@@ -6,6 +6,7 @@ from typing import Any
 
 from llmc.arch import ModelArch
 from llmc.builders import automatic
+from llmc.builders.hf.prequantized.compressed_tensors import NO_CLAMP
 from llmc.checkpoint import CheckpointConfig, Quantization, forbidden, unsplittable
 from llmc.errors import UnsupportedError
 from llmc.mapping import Mapping
@@ -95,16 +96,7 @@ def choose_quantization(
     sizes: list[int | None] = [wanted.group_size]
     if form is not None and wanted.group_size is None and form.group_sizes:
         sizes = [*sorted(form.group_sizes, reverse=True)]
-    fitting = quantizations = [
-        Quantization.of(
-            wanted.algo, wanted.kv_cache, group_size=size, exclude_modules=wanted.exclude
-        )
-        for size in sizes
-    ]
-    if wanted.alpha is not None:
-        fitting = quantizations = [
-            replace(choice, smoothquant_val=wanted.alpha) for choice in quantizations
-        ]
+    fitting = quantizations = [_quantization(wanted, size) for size in sizes]
     if len(sizes) > 1:
         fitting = [
             choice
@@ -118,6 +110,23 @@ def choose_quantization(
         if fitting:
             log.info("group_size: %d, the largest that fits", fitting[0].group_size)
     return (fitting or quantizations)[0], layout
+
+
+def _quantization(wanted: QuantizationRecipe, group_size: int | None) -> Quantization:
+    """Return what TensorRT-LLM's tools write, with what the recipe or this model decides otherwise.
+
+    Its bounds of inputs, ±1200, are of one model's training recipe. Elsewhere they cut off what
+    scales per token have room for (docs/quantization.md), so that none are set unless asked for.
+    """
+    made = Quantization.of(
+        wanted.algo, wanted.kv_cache, group_size=group_size, exclude_modules=wanted.exclude
+    )
+    if wanted.alpha is not None:
+        made = replace(made, smoothquant_val=wanted.alpha)
+    if made.clamp_val is not None:
+        bound = NO_CLAMP[1] if wanted.clamp is None else wanted.clamp
+        made = replace(made, clamp_val=(-bound, bound))
+    return made
 
 
 def _misfits(config: CheckpointConfig) -> list[str]:

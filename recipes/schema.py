@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     FiniteFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     Strict,
 )
@@ -73,6 +74,11 @@ class QuantizationRecipe(_Part):
         le=1,
         description="SmoothQuant: how much of the inputs' range moves into the weights; none:"
         " what is best for each input.",
+    )
+    clamp: PositiveFloat | None = Field(
+        default=None,
+        description="FP8_PER_CHANNEL_PER_TOKEN: bound of the inputs' magnitudes; none: unbounded."
+        " NVIDIA's converter writes 1200.",
     )
     layout: Literal["sm80", "sm90"] | None = Field(
         default=None,

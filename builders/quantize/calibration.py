@@ -21,7 +21,7 @@ from llmc.builders.quantize.texts import CalibrationData, load_calibration
 from llmc.checkpoint import MIXED_PRECISION, CheckpointConfig, Quantization, layer_linears
 from llmc.log import Progress
 from llmc.plugins.native import available_cores
-from llmc.quant.format import load_format
+from llmc.quant.format import Choice, load_format
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ def settings_of(
         dtype=dtype,
         group_size=quantization.group_size,
         alpha=alpha,
+        clamp=quantization.clamp_val or Choice().clamp,
     )
 
 

@@ -11,7 +11,10 @@ from llmc.quant.format import Choice, load_format
 def quantize_weight(module: str, weight: Floats, settings: Settings) -> Tensors:
     """Round a rank's part [out, in] of the weight of `module`."""
     choice = Choice(
-        module=module.rpartition(".")[2], dtype=settings.dtype, group_size=settings.group_size
+        module=module.rpartition(".")[2],
+        dtype=settings.dtype,
+        group_size=settings.group_size,
+        clamp=settings.clamp,
     )
     elements = load_format(settings.algo).encode(weight, choice)
     return tensors_of(module, settings, choice, elements)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from llmc.builders.quantize import ALGORITHMS
 from llmc.lookup import load
+from llmc.quant.format import Choice
 
 Floats = npt.NDArray[np.float32]
 Tensors = dict[str, npt.NDArray[Any]]
@@ -75,6 +76,7 @@ class Settings:
 
     `alpha`: how much of the activations' range moves into the weights, None: what each input likes
     best (smoothquant).
+    `clamp`: bounds of inputs and weights (FP8_PER_CHANNEL_PER_TOKEN).
     `damping`: share of the mean diagonal added to the Hessian's (gptq).
     """
 
@@ -82,6 +84,7 @@ class Settings:
     dtype: str
     group_size: int = 128
     alpha: float | None = None
+    clamp: tuple[float, float] = Choice().clamp
     damping: float = 0.01
 
 

@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llmc.builders import pipeline
+from llmc.checkpoint import Checkpoint
 from llmc.errors import UnsupportedError
 from llmc.log import NullProgress
 from llmc.recipes.loader import Override, load_recipe, parse_set
@@ -76,6 +78,16 @@ def test_alpha_is_written_down(model: Path) -> None:
     assert not build(model, algo, "quantization.alpha=0.5").cached
     searched = build(model, algo)
     assert not searched.cached and quantization(searched)["smoothquant_val"] == 0.5
+
+
+@pytest.mark.parametrize(("clamp", "bound"), [(None, 3.38e38), (1200, 1200)])
+def test_inputs_are_bounded_only_when_asked(model: Path, clamp: int | None, bound: float) -> None:
+    settings = [] if clamp is None else [f"quantization.clamp={clamp}"]
+    done = build(model, "quantization.algo=FP8_PER_CHANNEL_PER_TOKEN", *settings)
+    low, high = quantization(done)["clamp_val"]
+    assert -low == high == pytest.approx(bound, rel=0.01)
+    stored = Checkpoint.open(done.directory).rank(0).read("transformer.layers.0.mlp.clamp_val")
+    np.testing.assert_allclose(stored, [low, high], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
