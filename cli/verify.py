@@ -38,6 +38,16 @@ def verify(
     force: Annotated[
         bool, typer.Option("--force", help="Measure again, even when nothing has changed.")
     ] = False,
+    network: Annotated[
+        bool,
+        typer.Option(
+            "--network",
+            help="Evaluate the network TensorRT is given instead; OUT may be a checkpoint.",
+        ),
+    ] = False,
+    typed: Annotated[
+        bool, typer.Option("--typed", help="With --network: round each value to its tensor's type.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print gate.json.")] = False,
     cache: Annotated[
         Path, typer.Option(envvar="LLMC_CACHE", help="Folder for llmc's own files.")
@@ -49,6 +59,10 @@ def verify(
     Thresholds are those of OUT/recipe.yaml, else by quantization. Fails with exit code 8 when a
     text misses one.
 
+    With --network the checkpoint is lowered to TensorRT's network again, which is read back layer
+    by layer and evaluated on this CPU beside a CPU engine of the same checkpoint (or --reference,
+    an engine). Fails with exit code 8 when logits differ by more than rounding explains.
+
     Examples:
 
     llmc verify OUT
@@ -56,7 +70,14 @@ def verify(
     llmc verify OUT --text prose.txt --text code.txt --set gate.max_kl=0.05
 
     llmc verify OUT/engine --reference ./smollm2 --json
+
+    llmc verify --network OUT/checkpoint
     """
+    if network:
+        from llmc.cli.verify_network import verify_network
+
+        verify_network(output, reference=reference, texts=text or [], typed=typed, as_json=as_json)
+        return
     from llmc.cli.render import ConsoleProgress
     from llmc.gate.record import failure_text
     from llmc.gate.report import REPORT_NAME, summarize
