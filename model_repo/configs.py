@@ -86,6 +86,9 @@ def tensorrt_llm(options: RepositoryOptions, engine: EngineFacts) -> ModelSpec:
             "skip_special_tokens": _flag(options.skip_special_tokens),
             "cancellation_check_period_ms": str(options.cancellation_check_period_ms),
             "stats_check_period_ms": str(options.stats_check_period_ms),
+            "launch_mode": options.launch_mode,
+            "rank_timeout_s": str(options.rank_timeout_s),
+            "max_rank_restarts": str(options.max_rank_restarts),
         },
     )
 

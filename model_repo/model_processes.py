@@ -4,11 +4,15 @@ When one of them crashes Triton keeps saying that it is ready: new requests of t
 streams that were open stay silent for ever. So somebody has to look.
 """
 
+import contextlib
 from pathlib import Path
 
 import psutil
 
 from llmc.model_repo.tritonserver import STUB
+
+FOLLOWER_FLAG = "--model-control-mode=explicit"
+"""Tells the server of a rank that nobody asks from the one that serves."""
 
 
 def find_model_processes(server_pid: int) -> dict[psutil.Process, str]:
@@ -28,6 +32,27 @@ def find_model_processes(server_pid: int) -> dict[psutil.Process, str]:
             # <repository>/<model>/<version>/model.py
             found[child] = scripts[0].parent.parent.name
     return found
+
+
+def find_servers(root_pid: int) -> list[psutil.Process]:
+    """Return the servers among a process's descendants that clients can ask."""
+    found = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(root_pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                arguments = child.cmdline()
+                serves = arguments and Path(arguments[0]).name == "tritonserver"
+                if serves and FOLLOWER_FLAG not in arguments:
+                    found.append(child)
+    return found
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    """Return whether a process was stopped by a signal and not continued."""
+    try:
+        return process.status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def is_alive(process: psutil.Process) -> bool:

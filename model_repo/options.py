@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+LaunchMode = Literal["leader", "orchestrator"]
 SchedulerPolicy = Literal["max_utilization", "guaranteed_no_evict"]
 
 
@@ -31,6 +32,9 @@ class RepositoryOptions:
     preprocessing_instance_count: int
     postprocessing_instance_count: int
     bls_instance_count: int
+    launch_mode: LaunchMode
+    rank_timeout_s: float
+    max_rank_restarts: int
     max_queue_delay_microseconds: int
     max_queue_size: int
     priority_levels: int

@@ -1,14 +1,13 @@
-"""One tritonserver process: start it, wait until it is ready, stop it with requests drained.
+"""One tritonserver, or one for each rank: start, wait until ready, stop with requests drained.
 
 The server runs in a session of its own, so that a Ctrl-C meant for llmc does not reach it
-half-way; after it has ended nothing of that session is left, whatever a crashed model process
-would have kept.
+half-way, and under a guard (guard.py), so that nothing of it is left when it, or llmc, has ended.
 """
 
 import contextlib
 import logging
 import os
-import signal
+import shlex
 import subprocess
 import threading
 import time
@@ -21,8 +20,16 @@ from types import TracebackType
 import psutil
 
 from llmc.errors import BuildError, ServeError
+from llmc.model_repo.launchers import Job, Launcher, Program, command_line
 from llmc.model_repo.metrics import read_metrics
-from llmc.model_repo.model_processes import find_model_processes, is_alive
+from llmc.model_repo.model_processes import (
+    FOLLOWER_FLAG,
+    find_model_processes,
+    find_servers,
+    is_alive,
+    is_stopped,
+)
+from llmc.model_repo.mpi import guarded
 from llmc.model_repo.pbtxt import CONFIG_FILE, read_config
 from llmc.model_repo.server_log import ServerLog
 from llmc.model_repo.tritonserver import TritonServer
@@ -31,6 +38,21 @@ log = logging.getLogger(__name__)
 
 SHUTDOWN_GRACE_SECONDS = 10.0
 """How long after its own exit timeout a server may still take."""
+
+
+LAST_WORDS_SECONDS = 5.0
+"""How long the ranks that are left may take to tell their clients that one is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderRanks:
+    """The ranks of a model in leader mode: one server each, the first of which serves."""
+
+    launcher: Launcher
+    model: str
+    world_size: int
+    hostfile: Path | None
+    oversubscribe: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +72,8 @@ class ServerConfig:
     drain_seconds: int
     log_file: Path | None = None
     verbose: bool = False
+    stop_timeout_seconds: float = 30.0
+    ranks: "LeaderRanks | None" = None
 
     @property
     def http_url(self) -> str:
@@ -63,17 +87,11 @@ class ServerConfig:
 def server_command(server: TritonServer, config: ServerConfig, *, shm_prefix: str) -> list[str]:
     """Return the command line; every default that matters is spelled out."""
     command = [
-        str(server.binary),
-        f"--model-repository={config.repository.resolve()}",
-        "--disable-auto-complete-config",
+        *_common_flags(server, config, shm_prefix),
         f"--http-address={config.host}",
         f"--http-port={config.http_port}",
         f"--grpc-address={config.host}",
         f"--grpc-port={config.grpc_port}",
-        f"--exit-timeout-secs={config.drain_seconds}",
-        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
-        f"--backend-config=python,stub-timeout-seconds={int(config.ready_timeout_seconds)}",
-        f"--log-verbose={int(config.verbose)}",
     ]
     if config.metrics_port is None:
         command.append("--allow-metrics=false")
@@ -83,9 +101,56 @@ def server_command(server: TritonServer, config: ServerConfig, *, shm_prefix: st
             f"--metrics-port={config.metrics_port}",
             "--allow-gpu-metrics=false",
         ]
-    if server.backend_dir is not None:
-        command.append(f"--backend-directory={server.backend_dir}")
     return command
+
+
+def follower_command(
+    server: TritonServer, config: ServerConfig, *, model: str, shm_prefix: str
+) -> list[str]:
+    """Return the command line of a rank other than 0: one model, and nobody to ask it."""
+    return [
+        *_common_flags(server, config, shm_prefix),
+        "--allow-http=false",
+        "--allow-grpc=false",
+        "--allow-metrics=false",
+        FOLLOWER_FLAG,
+        f"--load-model={model}",
+    ]
+
+
+def _common_flags(server: TritonServer, config: ServerConfig, shm_prefix: str) -> list[str]:
+    flags = [
+        str(server.binary),
+        f"--model-repository={config.repository.resolve()}",
+        "--disable-auto-complete-config",
+        f"--exit-timeout-secs={config.drain_seconds}",
+        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+        f"--backend-config=python,stub-timeout-seconds={int(config.ready_timeout_seconds)}",
+        f"--log-verbose={int(config.verbose)}",
+    ]
+    if server.backend_dir is not None:
+        flags.append(f"--backend-directory={server.backend_dir}")
+    return flags
+
+
+def job_command(server: TritonServer, config: ServerConfig, *, shm_prefix: str) -> list[str]:
+    """Return what is run: a server, or a job of one server per rank under an MPI launcher."""
+    lead = server_command(server, config, shm_prefix=shm_prefix)
+    if config.ranks is None:
+        return lead
+    follower = follower_command(
+        server, config, model=config.ranks.model, shm_prefix=f"{shm_prefix}f_"
+    )
+    job = Job(
+        programs=(
+            Program(command=tuple(lead), num_ranks=1),
+            Program(command=tuple(follower), num_ranks=config.ranks.world_size - 1),
+        ),
+        hostfile=config.ranks.hostfile,
+        oversubscribe=config.ranks.oversubscribe,
+        as_root=os.geteuid() == 0,
+    )
+    return command_line(config.ranks.launcher, job)
 
 
 class ServerProcess:
@@ -95,15 +160,19 @@ class ServerProcess:
         """Start the server. Raises: ServeError when the process cannot be started."""
         self.config = config
         self._shm_prefix = f"llmc_{os.getpid()}_{config.http_port}_"
-        command = server_command(server, config, shm_prefix=self._shm_prefix)
-        log.debug("starting %s", " ".join(command))
+        command = job_command(server, config, shm_prefix=self._shm_prefix)
+        log.log(
+            logging.DEBUG if config.ranks is None else logging.INFO,
+            "starting %s",
+            shlex.join(command),
+        )
         try:
             self._process = subprocess.Popen(
-                command,
+                guarded(command),
                 env=server.environment(),
                 # Its Python processes have the working folder on their path: one without modules.
                 cwd="/",
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -114,6 +183,8 @@ class ServerProcess:
             raise ServeError(f"{server.binary}: {error}") from error
         assert self._process.stdout is not None
         self._models: dict[psutil.Process, str] = {}
+        self._stopped_since: dict[psutil.Process, float] = {}
+        self._ended_since: dict[psutil.Process, float] = {}
         self._log = ServerLog(self._process.stdout, config.log_file)
 
     @property
@@ -142,6 +213,8 @@ class ServerProcess:
                     f"tritonserver ended with code {self.returncode} before it was ready\n"
                     f"{self.explain()}"
                 )
+            if (dead := self._died_starting()) is not None:
+                raise ServeError(f"{dead}\n{self._log.explain()}")
             if time.monotonic() > deadline:
                 raise ServeError(
                     f"tritonserver is not ready after {self.config.ready_timeout_seconds:g} s\n"
@@ -153,13 +226,44 @@ class ServerProcess:
         self._models = find_model_processes(self.pid)
         return True
 
+    def _died_starting(self) -> str | None:
+        """Return which model's process has ended while others, and Triton, still wait for it."""
+        self._models |= find_model_processes(self.pid)
+        now = time.monotonic()
+        for process, name in self._models.items():
+            if not is_alive(process):
+                ended = self._ended_since.setdefault(process, now)
+                # A server whose model cannot be loaded ends by itself, and says why.
+                if now - ended > SHUTDOWN_GRACE_SECONDS:
+                    return f"the process of {name} ended before it was ready"
+        return None
+
     def failure(self) -> str | None:
         """Return why a server that was ready no longer serves, or None while it does."""
         if self.returncode is not None:
             return f"tritonserver ended by itself with code {self.returncode}\n{self.explain()}"
         dead = [name for process, name in self._models.items() if not is_alive(process)]
         if dead:
+            if self.config.ranks is not None:
+                # Rank 0 tells its clients, then ends the job.
+                self.wait(LAST_WORDS_SECONDS)
             return f"the process of {', '.join(dead)} ended\n{self._log.explain()}"
+        return self._stopped()
+
+    def _stopped(self) -> str | None:
+        """Return which process has been stopped for too long (SIGSTOP): it would never answer."""
+        now = time.monotonic()
+        watched = self._models | {process: "tritonserver" for process in find_servers(self.pid)}
+        since = self._stopped_since
+        self._stopped_since = {
+            process: since.get(process, now) for process in watched if is_stopped(process)
+        }
+        for process, start in self._stopped_since.items():
+            if now - start > self.config.stop_timeout_seconds:
+                return (
+                    f"the process of {watched[process]} (pid {process.pid}) has been stopped for"
+                    f" {self.config.stop_timeout_seconds:g} s\n{self._log.explain()}"
+                )
         return None
 
     def wait(self, timeout: float | None = None) -> int | None:
@@ -174,7 +278,7 @@ class ServerProcess:
         try:
             if self.failure() is None:
                 self._drain()
-                self._process.send_signal(signal.SIGTERM)
+                self._terminate()
                 if self.wait(self.config.drain_seconds + SHUTDOWN_GRACE_SECONDS) is None:
                     log.warning("tritonserver does not stop; killing it")
         finally:
@@ -183,9 +287,9 @@ class ServerProcess:
         return self._process.returncode
 
     def kill(self) -> None:
-        """End the server and everything it started, now."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """End the server and everything it started, now: its guard does when its input ends."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._process.wait()
         self._log.join()
         for region in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
@@ -201,6 +305,17 @@ class ServerProcess:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+    def _terminate(self) -> None:
+        """Ask the server to stop; of several ranks the one that serves, which tells the others."""
+        servers = find_servers(self.pid)
+        for process in servers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        if not servers:
+            # Rank 0 is on another host: its launcher passes the signal on.
+            for child in psutil.Process(self.pid).children():
+                child.terminate()
 
     def _is_ready(self) -> bool:
         try:

@@ -85,11 +85,12 @@ class EngineFileWriter:
         )
         self._end += -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
-    def finish(self, program: Program, *, rank: int) -> None:
-        """Write the header and flush everything to disk."""
+    def finish(self, program: Program, *, rank: int, build: str | None = None) -> None:
+        """Write the header and flush everything to disk; `build` is the same for all ranks."""
         data = {
             "layout_version": LAYOUT_VERSION,
             "rank": rank,
+            "build": build,
             "program": program.to_json(),
             "tensors": {name: asdict(tensor) for name, tensor in self.tensors.items()},
         }
@@ -119,6 +120,7 @@ class EngineFile:
 
     path: Path
     rank: int
+    build: str | None
     program: Program
     tensors: dict[str, StoredTensor]
 
@@ -166,6 +168,7 @@ class EngineFile:
             }
             program = Program.from_json(data["program"])
             rank = int(data["rank"])
+            build = data.get("build")
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: header: {error}", hint=_REBUILD) from error
         for name, tensor in tensors.items():
@@ -175,4 +178,4 @@ class EngineFile:
                     f" {tensor.offset + tensor.num_bytes}, expected aligned and below {data_end}",
                     hint=_REBUILD,
                 )
-        return cls(path=path, rank=rank, program=program, tensors=tensors)
+        return cls(path=path, rank=rank, build=build, program=program, tensors=tensors)

@@ -225,6 +225,17 @@ class ServeRecipe(_Part):
     bls_instance_count: PositiveInt = Field(
         default=1, description="Processes of tensorrt_llm_bls, each serving many requests at once."
     )
+    launch_mode: Literal["leader", "orchestrator"] = Field(
+        default="leader",
+        description="Engines of several ranks: a tritonserver in each, or ranks that the model"
+        " starts.",
+    )
+    rank_timeout_s: PositiveFloat = Field(
+        default=30.0, description="How long a rank may be silent before all end, in s."
+    )
+    max_rank_restarts: NonNegativeInt = Field(
+        default=3, description="orchestrator: how often lost ranks are started again."
+    )
     max_queue_delay_microseconds: NonNegativeInt = Field(
         default=0, description="How long Triton may wait to form a batch, in µs."
     )

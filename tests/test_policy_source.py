@@ -41,7 +41,12 @@ ADDRESSES: dict[str, tuple[str, ...]] = {
 }
 """Package → the only files that may import it."""
 
-PROCESS_BOUNDARIES = ("model_repo/models/*", "llmc/runtime/worker.py", "llmc/runtime/executor.py")
+PROCESS_BOUNDARIES = (
+    "model_repo/models/*",
+    "llmc/runtime/worker.py",
+    "llmc/runtime/rank.py",
+    "llmc/runtime/executor.py",
+)
 """Where `except Exception` may stand: a thread or process that must report instead of vanishing."""
 
 

@@ -3,23 +3,29 @@
 The file runs on every CPU the kernels know; which instruction set is used is decided on loading.
 """
 
+import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 import llmc
+from llmc import artifacts
 from llmc.builders.network import build_network
 from llmc.builders.targets import BuildLimits
 from llmc.builders.targets.cpu_fusion import fuse
 from llmc.checkpoint import Checkpoint, CheckpointConfig
-from llmc.errors import UnsupportedError
-from llmc.log import Progress
+from llmc.errors import CheckpointError, UnsupportedError
+from llmc.log import NullProgress, Progress
 from llmc.plugins import graph
 from llmc.plugins.cpu_file import EngineFileWriter
 from llmc.plugins.cpu_program import CpuOp, KvShape, Program, Rows, Value
@@ -32,6 +38,12 @@ log = logging.getLogger(__name__)
 KV_DTYPES = ("float32", "float16", "bfloat16")
 QUANTIZED_KV_DTYPES = {"INT8": "int8", "FP8": "float8_e4m3fn"}
 """kv_cache_quant_algo → element type of the KV pool."""
+MIN_PROCESS_BYTES = 64 << 20
+"""Weights of a rank below which starting a process takes longer than packing them."""
+PEAK_TENSORS = 6
+"""Sizes of the largest tensor (of 2 bytes an element) that a rank's packing takes at its peak."""
+BASE_BYTES = 100 << 20
+"""Of a process that has numpy and llmc loaded."""
 BLOCK_MULTIPLE = 32
 """Keys are stored in panels of 32 tokens (plugins/csrc/kv_cache.h)."""
 
@@ -87,7 +99,8 @@ def build(
 ) -> None:
     """Write config.json and every rank's engine into the existing directory `output_dir`.
 
-    Peak memory beyond the files is about three times the largest linear layer.
+    Ranks are built in processes, as many at a time as there are cores and memory for. Peak memory
+    of each, beyond the files, is about three times the largest linear layer.
     Raises: UnsupportedError with all reasons of `unsupported`.
     """
     config = checkpoint.config
@@ -97,21 +110,91 @@ def build(
     ranks = range(config.num_rank_files)
     total = sum(info.num_bytes for rank in ranks for info in checkpoint.rank(rank).infos.values())
     progress.start("pack weights", total)
-    for rank in ranks:
-        network = fuse(build_network(config, rank))
-        with EngineFileWriter(output_dir / f"rank{rank}.engine") as file:
-            lowering = RankLowering(
-                limits=limits,
-                dtype=config.dtype,
-                kv_dtype=kv_dtype(config, limits),
-                weights=checkpoint.rank(rank),
-                file=file,
-                progress=progress,
-            )
-            file.finish(_lower(network, lowering, config, limits), rank=rank)
+    build_id = _identify(checkpoint, limits)
+    workers = num_workers(checkpoint)
+    if workers == 1:
+        for rank in ranks:
+            _build_rank(checkpoint, output_dir, rank, limits, build_id, progress)
+    else:
+        log.info("%d ranks, %d at a time", len(ranks), workers)
+        _build_in_processes(checkpoint, output_dir, limits, build_id, workers, progress)
     progress.finish()
-    text = json.dumps(engine_config(config, limits), indent=4)
+    written = engine_config(config, limits)
+    written["llmc"]["build"] = build_id
+    text = json.dumps(written, indent=4)
     (output_dir / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def num_workers(checkpoint: Checkpoint) -> int:
+    """Return how many ranks are built at a time: what cores and memory allow, if it is worth it."""
+    ranks = range(checkpoint.config.num_rank_files)
+    infos = [list(checkpoint.rank(rank).infos.values()) for rank in ranks]
+    if sum(info.num_bytes for info in infos[0]) < MIN_PROCESS_BYTES:
+        return 1
+    largest = max(info.num_bytes for rank in infos for info in rank)
+    fitting = psutil.virtual_memory().available // (PEAK_TENSORS * largest + BASE_BYTES)
+    return max(1, min(len(ranks), len(os.sched_getaffinity(0)), fitting))
+
+
+def _build_in_processes(
+    checkpoint: Checkpoint,
+    output_dir: Path,
+    limits: BuildLimits,
+    build_id: str,
+    workers: int,
+    progress: Progress,
+) -> None:
+    """Build each rank in a process; progress moves by whole ranks."""
+    directory = checkpoint.directory
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        jobs = {
+            pool.submit(_build_rank_alone, directory, output_dir, rank, limits, build_id): rank
+            for rank in range(checkpoint.config.num_rank_files)
+        }
+        for job in as_completed(jobs):
+            job.result()
+            infos = checkpoint.rank(jobs[job]).infos
+            progress.advance(sum(info.num_bytes for info in infos.values()))
+
+
+def _build_rank_alone(
+    directory: Path, output_dir: Path, rank: int, limits: BuildLimits, build_id: str
+) -> None:
+    """Build one rank in a process of its own, which opens the checkpoint itself."""
+    _build_rank(Checkpoint.open(directory), output_dir, rank, limits, build_id, NullProgress())
+
+
+def _build_rank(
+    checkpoint: Checkpoint,
+    output_dir: Path,
+    rank: int,
+    limits: BuildLimits,
+    build_id: str,
+    progress: Progress,
+) -> None:
+    """Lower one rank's network and write its engine."""
+    config = checkpoint.config
+    network = fuse(build_network(config, rank))
+    with EngineFileWriter(output_dir / f"rank{rank}.engine") as file:
+        lowering = RankLowering(
+            limits=limits,
+            dtype=config.dtype,
+            kv_dtype=kv_dtype(config, limits),
+            weights=checkpoint.rank(rank),
+            file=file,
+            progress=progress,
+        )
+        file.finish(_lower(network, lowering, config, limits), rank=rank, build=build_id)
+
+
+def _identify(checkpoint: Checkpoint, limits: BuildLimits) -> str:
+    """Name a build by all that goes into it, so that its ranks know each other."""
+    try:
+        content = artifacts.read_manifest(checkpoint.directory).content_digest
+    except CheckpointError:  # a checkpoint from elsewhere has none
+        content = artifacts.digest_tree(checkpoint.directory)
+    parts = json.dumps([llmc.__version__, content, asdict(limits)], sort_keys=True)
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 def kv_dtype(config: CheckpointConfig, limits: BuildLimits) -> str:

@@ -24,7 +24,7 @@ from llmc.gate.record import ReferenceFacts
 from llmc.log import Progress
 from llmc.recipes.schema import GateRecipe, Recipe
 from llmc.runtime.engine import Engine, KvCacheConfig, load_engine, read_engine_config
-from llmc.runtime.worker import read_mapping
+from llmc.runtime.rank_files import read_mapping
 from llmc.stages import exclusive, run_stage, tool_version
 
 log = logging.getLogger(__name__)

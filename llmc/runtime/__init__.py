@@ -5,6 +5,7 @@
 | request, admission | what a client asks and gets back; what is refused |
 | batch, engine, engines/ | the ragged batch, the protocol of a loaded model, one module a target |
 | comm, worker | collectives between the ranks of an engine; several ranks as one engine |
+| comm_check | what `llmc doctor mpi` runs |
 | sequence | one request in flight |
 | kv_blocks | which KV block belongs to whom |
 | scheduler | who runs in the next step |

@@ -3,12 +3,12 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from llmc.errors import CheckpointError
+from llmc.errors import CheckpointError, ServeError
 from llmc.lookup import load
 from llmc.runtime.batch import Batch
 from llmc.targets import TARGETS
@@ -41,6 +41,24 @@ class KvCacheConfig:
 
     max_tokens: int | None = None
     free_memory_fraction: float = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankConfig:
+    """How the ranks of an engine that has several are run, TensorRT-LLM's words.
+
+    "leader": this process is rank 0 of an MPI job that runs already. "orchestrator": it is no rank
+    and starts them, at most `max_restarts` times again when one is lost. A rank that has not been
+    heard of for `timeout_seconds` is lost, and with it all of them.
+    """
+
+    launch_mode: Literal["leader", "orchestrator"] = "leader"
+    timeout_seconds: float = 30.0
+    max_restarts: int = 0
+
+
+class EngineLostError(ServeError):
+    """A rank of the engine was lost: this engine cannot step any more, another one could."""
 
 
 class Engine(Protocol):
@@ -95,15 +113,36 @@ def engine_target(engine_dir: Path) -> str:
     return target
 
 
+def check_engine(engine_dir: Path, rank: int) -> str | None:
+    """Look at a rank's engine without loading it; return which build it is of, if it says.
+
+    Raises: CheckpointError for a file that is missing, damaged or of another build than the
+    directory's config.json.
+    """
+    module = load(TARGETS, engine_target(engine_dir), package="llmc.runtime.engines", kind="target")
+    build: str | None = module.check(engine_dir, rank)
+    if build != read_engine_config(engine_dir)["llmc"].get("build"):
+        raise CheckpointError(
+            f"{engine_dir}: rank{rank}.engine is of another build than config.json",
+            hint="build the engine again with `llmc build`",
+        )
+    return build
+
+
 def load_engine(
-    engine_dir: Path, *, rank: int = 0, kv: KvCacheConfig, comm: object | None = None
+    engine_dir: Path,
+    *,
+    rank: int = 0,
+    kv: KvCacheConfig,
+    comm: object | None = None,
+    threads: int | None = None,
 ) -> Engine:
     """Load rank `rank` of an engine directory with the runtime of the target it was built for.
 
-    `comm` connects the ranks of an engine that has several.
+    `comm` connects the ranks of an engine that has several; `threads` None is the target's choice.
     Raises: CheckpointError for a broken directory, UnsupportedError for an unknown target or a
     machine that cannot run it.
     """
     module = load(TARGETS, engine_target(engine_dir), package="llmc.runtime.engines", kind="target")
-    engine: Engine = module.load(engine_dir, rank=rank, kv=kv, comm=comm)
+    engine: Engine = module.load(engine_dir, rank=rank, kv=kv, comm=comm, threads=threads)
     return engine

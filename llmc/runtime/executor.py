@@ -15,7 +15,13 @@ from types import TracebackType
 
 from llmc.errors import ServeError
 from llmc.runtime.admission import check_request
-from llmc.runtime.engine import Engine, EngineLimits, KvCacheConfig
+from llmc.runtime.engine import (
+    Engine,
+    EngineLimits,
+    EngineLostError,
+    KvCacheConfig,
+    RankConfig,
+)
 from llmc.runtime.inflight import Event, InflightBatcher, IterationStats
 from llmc.runtime.mailbox import Mailbox
 from llmc.runtime.request import Request, Response
@@ -38,6 +44,7 @@ class ExecutorConfig:
     """
 
     kv: KvCacheConfig = field(default_factory=KvCacheConfig)
+    ranks: RankConfig = field(default_factory=RankConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     max_queue_size: int | None = None
     skip_special_tokens: bool = True
@@ -46,8 +53,17 @@ class ExecutorConfig:
 class Executor:
     """Serves one engine, which it owns: `shutdown` closes it. All methods are thread-safe."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, config: ExecutorConfig) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer | None,
+        config: ExecutorConfig,
+        *,
+        reopen: Callable[[], Engine] | None = None,
+    ) -> None:
+        """Serve `engine`; should it be lost, `reopen` makes another, for `config.ranks` times."""
         self.limits: EngineLimits = engine.limits
+        self._reopen, self._num_restarts = reopen, 0
         self._engine = engine
         self._tokenizer = tokenizer
         self._config = config
@@ -60,8 +76,9 @@ class Executor:
         self._live: set[int] = set()
         self._closing: str | None = None
         self._abandon = False
-        # Shared with nobody but the two threads:
+        self._failed = False
         self._running: dict[int, Sequence] = {}
+        # Shared with nobody but the two threads:
         self._events: queue.SimpleQueue[list[Event] | None] = queue.SimpleQueue()
         self._callbacks: dict[int, OnResponse] = {}
         self._mailbox = Mailbox()
@@ -137,6 +154,15 @@ class Executor:
         """Why new requests are refused: a failed engine, or a shutdown. None while all is well."""
         return self._closing
 
+    def fail(self, reason: str) -> None:
+        """End every request with an error and refuse new ones, from any thread.
+
+        For an engine that will never return from its step. Returns when every client was told.
+        """
+        if self._fail(reason):
+            self._events.put(None)
+            self._dispatch_thread.join()
+
     def shutdown(self, *, drain: bool = True) -> None:
         """Refuse new requests, finish (`drain`) or cancel the accepted ones, and close the engine.
 
@@ -186,7 +212,7 @@ class Executor:
         try:
             while self._receive():
                 if not self._batcher.is_idle:
-                    self._emit(self._batcher.step())
+                    self._step()
         except Exception as error:  # the thread's boundary: reported to every client
             log.exception("the engine failed; every request in flight ends with an error")
             self._fail(f"the engine failed: {type(error).__name__}: {error}")
@@ -196,6 +222,39 @@ class Executor:
             finally:
                 self._events.put(None)
 
+    def _step(self) -> None:
+        try:
+            events = self._batcher.step()
+        except EngineLostError as error:
+            if self._reopen is None or self._num_restarts == self._config.ranks.max_restarts:
+                raise
+            self._restart(self._reopen, error.message)
+        else:
+            self._emit(events)
+
+    def _restart(self, reopen: Callable[[], Engine], reason: str) -> None:
+        """Go on with another engine: what had begun ends with an error, the rest is queued again.
+
+        Raises: what `reopen` raises; then everything ends.
+        """
+        self._num_restarts += 1
+        begun, waiting = self._batcher.abandon()
+        log.error(
+            "%s; restart %d of %d: %d requests had begun and end, %d are queued again",
+            reason,
+            self._num_restarts,
+            self._config.ranks.max_restarts,
+            len(begun),
+            len(waiting),
+        )
+        self._emit([_failed(sequence, f"the engine failed: {reason}") for sequence in begun])
+        self._engine.close()
+        self._engine = reopen()
+        self.limits = self._engine.limits
+        self._batcher = InflightBatcher(self._engine, self._config.scheduler)
+        for sequence in waiting:
+            self._batcher.add(sequence)
+
     def _receive(self) -> bool:
         """Wait for something to do and take it in; False when the loop is to end."""
         with self._lock:
@@ -203,10 +262,12 @@ class Executor:
                 self._lock.wait()
             arrived, self._inbox = self._inbox, []
             cancels, self._cancels = self._cancels, set()
+            if self._failed:
+                return False
             closing = self._closing is not None
             abandon = self._abandon
+            self._running |= {sequence.request_id: sequence for sequence in arrived}
         for sequence in arrived:
-            self._running[sequence.request_id] = sequence
             self._batcher.add(sequence)
         if abandon:
             cancels = set(self._running)
@@ -217,20 +278,26 @@ class Executor:
         return not (closing and self._batcher.is_idle)
 
     def _emit(self, events: list[Event]) -> None:
-        if not events:
-            return
-        for event in events:
-            if event.is_final:
-                del self._running[event.sequence.request_id]
-        self._events.put(events)
-
-    def _fail(self, reason: str) -> None:
         with self._lock:
+            if not events or self._failed:
+                return
+            for event in events:
+                if event.is_final:
+                    del self._running[event.sequence.request_id]
+            self._events.put(events)
+
+    def _fail(self, reason: str) -> bool:
+        """End everything; False when that had happened before."""
+        with self._lock:
+            if self._failed:
+                return False
+            self._failed = True
             self._closing = reason
-            arrived, self._inbox = self._inbox, []
-        lost = [*self._running.values(), *arrived]
-        self._running.clear()
-        self._events.put([_failed(sequence, reason) for sequence in lost])
+            lost = [*self._running.values(), *self._inbox]
+            self._inbox = []
+            self._running.clear()
+            self._events.put([_failed(sequence, reason) for sequence in lost])
+            return True
 
     # The dispatch thread.
 

@@ -98,6 +98,18 @@ class InflightBatcher:
         """End a sequence between two steps; its blocks are free at once."""
         return self._end(sequence, finish_reason="cancelled")
 
+    def abandon(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Let go of every sequence: those that had begun, and those as fresh as when they came.
+
+        For when the engine is lost and its KV pool with it; this batcher is of no use afterwards.
+        """
+        found = self.sequences
+        begun = [s for s in found if s.num_computed or s.num_output]
+        fresh = [s for s in found if not (s.num_computed or s.num_output)]
+        for sequence in list(self.scheduler.running):
+            self.scheduler.finish(sequence)
+        return begun, fresh
+
     def refresh_stats(self) -> None:
         """Describe the present state; for when sequences came or went without a step."""
         self.stats = self._describe(self.stats.iteration, 0, [], 0)

@@ -1,19 +1,25 @@
 """An engine directory, ready to answer: engine, tokenizer, end ids and executor opened together."""
 
 import logging
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from llmc.errors import ServeError
+from llmc.runtime.engine import Engine, load_engine
 from llmc.runtime.executor import Executor, ExecutorConfig
+from llmc.runtime.orchestrator import StartRanks, open_orchestrated
+from llmc.runtime.rank_files import read_mapping
 from llmc.runtime.request import Request, SamplingParams
 from llmc.runtime.tokenizer import Tokenizer
-from llmc.runtime.worker import open_engine
+from llmc.runtime.worker import LeadEngine, end_job, lead
 
 log = logging.getLogger(__name__)
+
+_LAST_WORDS_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +104,18 @@ class Session:
                 self.executor.cancel(request_id)
 
 
-def open_session(engine_dir: Path, config: ExecutorConfig) -> Session:
+def open_session(
+    engine_dir: Path, config: ExecutorConfig, *, start: StartRanks | None = None
+) -> Session:
     """Open an engine directory made by `llmc build`.
 
-    An engine of several ranks is opened by rank 0 of an MPI job; the others run
-    llmc.runtime.worker.serve_rank.
+    An engine of several ranks is opened by rank 0 of an MPI job, while the others are in
+    llmc.runtime.worker.run_rank; or, as `config.ranks` says, its ranks are started by `start`.
     Raises: CheckpointError for a broken directory, UnsupportedError for a machine that cannot run
     it, ToolchainError and ServeError when it needs an MPI job and there is none.
     """
     tokenizer = Tokenizer.open(engine_dir)
-    engine = open_engine(engine_dir, config.kv)
+    engine, reopen = _open_engine(engine_dir, config, start)
     vocab_size = engine.limits.vocab_size
     end_ids = tuple(i for i in tokenizer.end_ids if 0 <= i < vocab_size)
     if len(end_ids) < len(tokenizer.end_ids):
@@ -116,5 +124,35 @@ def open_session(engine_dir: Path, config: ExecutorConfig) -> Session:
             tokenizer.end_ids,
             vocab_size,
         )
-    executor = Executor(engine, tokenizer, config)
+    executor = Executor(engine, tokenizer, config, reopen=reopen)
+    if isinstance(engine, LeadEngine):
+        _end_with(engine, executor)
     return Session(executor=executor, tokenizer=tokenizer, end_ids=end_ids)
+
+
+def _open_engine(
+    engine_dir: Path, config: ExecutorConfig, start: StartRanks | None
+) -> tuple[Engine, Callable[[], Engine] | None]:
+    """Return the engine and, where it can be had again when it is lost, how."""
+    if read_mapping(engine_dir).world_size == 1:
+        return load_engine(engine_dir, kv=config.kv), None
+    if config.ranks.launch_mode == "leader":
+        return lead(engine_dir, config.kv, config.ranks), None
+
+    def open_again() -> Engine:
+        return open_orchestrated(engine_dir, config.kv, config.ranks, start)
+
+    return open_again(), open_again
+
+
+def _end_with(engine: LeadEngine, executor: Executor) -> None:
+    """Tell every client when a rank is lost, then end the job: its loop waits inside MPI."""
+
+    def end(reason: str) -> None:
+        executor.fail(f"the engine failed: {reason}")
+        # Responses are with the server; it needs a moment to send them before it is ended, too.
+        time.sleep(_LAST_WORDS_SECONDS)
+        end_job(engine.comm, reason)
+
+    assert engine.watch is not None
+    engine.watch.subscribe(end)

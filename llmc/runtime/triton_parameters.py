@@ -4,12 +4,17 @@ Source: triton-inference-server/tensorrtllm_backend at c2e65b88, docs/model_conf
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 from llmc.errors import ServeError
-from llmc.runtime.engine import KvCacheConfig
+from llmc.runtime.engine import KvCacheConfig, RankConfig
 from llmc.runtime.executor import ExecutorConfig
 from llmc.runtime.scheduler import BatchSchedulerPolicy, SchedulerConfig
 
+LAUNCH_MODES: dict[str, Literal["leader", "orchestrator"]] = {
+    "leader": "leader",
+    "orchestrator": "orchestrator",
+}
 POLICIES: dict[str, BatchSchedulerPolicy] = {
     "max_utilization": "max_utilization",
     "guaranteed_no_evict": "guaranteed_no_evict",
@@ -27,10 +32,18 @@ def read_executor_config(parameters: Mapping[str, str]) -> ExecutorConfig:
         raise ServeError(f"batch_scheduler_policy: {policy!r}, expected {' or '.join(POLICIES)}")
     if _text(parameters, "gpt_model_type") != "inflight_fused_batching":
         raise ServeError("gpt_model_type: this executor only knows inflight_fused_batching")
+    mode = _text(parameters, "launch_mode")
+    if mode not in LAUNCH_MODES:
+        raise ServeError(f"launch_mode: {mode!r}, expected {' or '.join(LAUNCH_MODES)}")
     return ExecutorConfig(
         kv=KvCacheConfig(
             max_tokens=int(_number(parameters, "max_tokens_in_paged_kv_cache")) if limit else None,
             free_memory_fraction=_number(parameters, "kv_cache_free_gpu_mem_fraction"),
+        ),
+        ranks=RankConfig(
+            launch_mode=LAUNCH_MODES[mode],
+            timeout_seconds=_number(parameters, "rank_timeout_s"),
+            max_restarts=int(_number(parameters, "max_rank_restarts")),
         ),
         scheduler=SchedulerConfig(
             policy=POLICIES[policy],

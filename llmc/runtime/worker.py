@@ -1,10 +1,16 @@
-"""Several ranks as one engine: rank 0 schedules and shares each batch, the others follow it.
+"""Several ranks as one engine: one process schedules and shares each batch, the ranks step it.
 
 Collectives inside a step are the engine's own, and so is the way of the logits from the last
-pipeline stage to rank 0; here go the batches.
+pipeline stage to rank 0; here go the batches. Every rank has checked before it loads a weight that
+all belong to one engine, and is watched (watch.py) from then on.
 """
 
 import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -12,128 +18,218 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from llmc.errors import CheckpointError, ServeError
-from llmc.mapping import Mapping
+from llmc.errors import LlmcError, ServeError
 from llmc.runtime.batch import Batch, Int32Array
-from llmc.runtime.comm import open_communicator
-from llmc.runtime.engine import Engine, KvCacheConfig, load_engine, read_engine_config
+from llmc.runtime.comm import MpiCommunicator, open_communicator
+from llmc.runtime.engine import Engine, KvCacheConfig, RankConfig, load_engine
+from llmc.runtime.microbatch import cut
+from llmc.runtime.rank_files import describe_rank, read_mapping, require_one_engine
+from llmc.runtime.watch import Report, Watch
 
 log = logging.getLogger(__name__)
 
 Float32Array = npt.NDArray[np.float32]
 
 _HEADER_LEN = 4
-"""Tokens, sequences, blocks per table, rows of logits of the batch to follow; 0 tokens: end."""
+"""Tokens, sequences, blocks per table, rows of logits of the batch; 0 tokens: end."""
+_FIRST_LEN = 2048
+"""Integers of the first broadcast of a step: a batch of that size needs no second one."""
+START_SECONDS = 120.0
+"""How long a rank may take until it can be watched: to load Python and MPI, from a slow disk."""
+LOST_EXIT_CODE = ServeError.exit_code
 
 
 class Link(Protocol):
-    """Point to point between ranks, in order (llmc.runtime.comm.MpiCommunicator)."""
+    """What batches go through (llmc.runtime.comm.MpiCommunicator)."""
 
-    def send(self, values: Float32Array, peer: int) -> None: ...
-    def recv(self, values: Float32Array, peer: int) -> None: ...
+    def broadcast(self, values: Int32Array, *, patient: bool = False) -> None: ...
+    def share(self, value: str) -> list[str]: ...
+    def abort(self, exit_code: int) -> None: ...
+
+
+class PartedEngine(Engine, Protocol):
+    """One rank of several that may be given its step in parts; not every target's may."""
+
+    def forward_parts(self, parts: Sequence[Batch]) -> Float32Array: ...
+
+
+def step(engine: Engine, batch: Batch, *, pp_size: int) -> Float32Array:
+    """Run this rank's share of a step, in parts where the engine and its stages gain by it."""
+    if pp_size == 1 or not hasattr(engine, "forward_parts"):
+        return engine.forward(batch)
+    parted: PartedEngine = engine  # type: ignore[assignment]
+    return parted.forward_parts(cut(batch, pp_size))
 
 
 class LeadEngine:
     """Rank 0's engine with the other ranks behind it; an Engine to the executor."""
 
-    def __init__(self, engine: Engine, link: Link, *, world_size: int) -> None:
+    def __init__(
+        self, engine: Engine, link: Link, *, pp_size: int = 1, watch: Watch | None = None
+    ) -> None:
         """Wait for every follower; the smallest KV pool of all is everyone's."""
-        self._engine, self._link = engine, link
+        self._engine, self.comm, self._pp_size = engine, link, pp_size
+        self.watch = watch
         self._in_step = False
-        self._followers = range(1, world_size)
-        pools = [engine.limits.num_blocks]
-        for peer in self._followers:
-            pools.append(int(_recv(link, 1, peer)[0]))
+        pools = map(int, link.share(str(engine.limits.num_blocks)))
         self.limits = replace(engine.limits, num_blocks=min(pools))
 
     def forward(self, batch: Batch) -> Float32Array:
         """Run one step on every rank (runtime.engine.Engine.forward)."""
-        header, body = _pack(batch)
-        for peer in self._followers:
-            _send(self._link, header, peer)
-            _send(self._link, body, peer)
         self._in_step = True
-        logits = self._engine.forward(batch)
+        share_batch(self.comm, pack(batch))
+        logits = step(self._engine, batch, pp_size=self._pp_size)
         self._in_step = False
         return logits
 
     def close(self) -> None:
         """End the followers and release this rank's engine.
 
-        After a step that failed here they wait inside it, where no message reaches them: they are
-        the launcher's to end.
+        After a step that failed here they wait inside it, where no message reaches them: then the
+        watch, or the launcher, ends them.
         """
         if self._in_step:
-            log.error("a step failed on rank 0; the other ranks still wait in it: end the job")
+            log.error("a step failed on rank 0; the other ranks still wait in it")
         else:
-            for peer in self._followers:
-                _send(self._link, np.zeros(_HEADER_LEN, np.int32), peer)
+            if self.watch is not None:
+                self.watch.close()
+            share_batch(self.comm, np.zeros(_HEADER_LEN, np.int32))
         self._engine.close()
 
 
-def follow(engine: Engine, link: Link) -> None:
+def follow(engine: Engine, link: Link, *, pp_size: int = 1) -> None:
     """Step with rank 0 until it ends, then close the engine."""
-    _send(link, np.array([engine.limits.num_blocks], np.int32), 0)
-    while True:
-        header = _recv(link, _HEADER_LEN, 0)
-        if header[0] == 0:
-            break
-        engine.forward(_unpack(header, _recv(link, sum(_lengths(header)), 0)))
+    link.share(str(engine.limits.num_blocks))
+    while (batch := receive_batch(link)) is not None:
+        step(engine, batch, pp_size=pp_size)
     engine.close()
 
 
-def read_mapping(engine_dir: Path) -> Mapping:
-    """Return how the engine is split, as seen by rank 0. Raises: CheckpointError."""
-    pretrained = read_engine_config(engine_dir).get("pretrained_config")
-    fields = pretrained.get("mapping") if isinstance(pretrained, dict) else None
-    sizes = [(fields or {}).get(name, 1) for name in ("tp_size", "pp_size", "cp_size")]
-    if not isinstance(fields, dict) or not all(isinstance(size, int) for size in sizes):
-        raise CheckpointError(
-            f"{engine_dir / 'config.json'}: pretrained_config.mapping is {fields!r}, "
-            "expected tp_size and pp_size"
-        )
-    return Mapping(tp_size=sizes[0], pp_size=sizes[1], cp_size=sizes[2])
+def lead(engine_dir: Path, kv: KvCacheConfig, ranks: RankConfig) -> LeadEngine:
+    """Load rank 0 of an MPI job that runs, watch the other ranks, and wait for them.
 
-
-def open_engine(engine_dir: Path, kv: KvCacheConfig) -> Engine:
-    """Load an engine of any number of ranks; of several, this must be rank 0 of their MPI job.
-
+    Should one be lost before this returns, the whole job ends: the other ranks wait inside MPI.
     Raises: CheckpointError, UnsupportedError (load_engine); ToolchainError, ServeError without MPI.
     """
     mapping = read_mapping(engine_dir)
-    if mapping.world_size == 1:
-        return load_engine(engine_dir, kv=kv)
     comm = open_communicator(mapping.world_size)
     if comm.rank != 0:
         raise ServeError(f"rank {comm.rank}: only rank 0 serves, the others follow it")
-    engine = load_engine(engine_dir, kv=_share(kv, mapping), comm=comm)
-    return LeadEngine(engine, comm, world_size=mapping.world_size)
+    watch = Watch(
+        range(1, comm.size),
+        timeout_seconds=ranks.timeout_seconds,
+        start_seconds=START_SECONDS,
+        host=None if comm.num_local == comm.size else socket.gethostname(),
+    )
+    comm.share(watch.address)
+    loading = threading.Event()
+    loading.set()
+    watch.subscribe(lambda reason: end_job(comm, reason) if loading.is_set() else None)
+    engine = LeadEngine(load_rank(engine_dir, kv, comm), comm, pp_size=mapping.pp_size, watch=watch)
+    loading.clear()
+    return engine
 
 
-def serve_rank(engine_dir: Path, kv: KvCacheConfig) -> None:
-    """Be a rank other than 0 until rank 0 shuts down; an error ends the whole job.
+def join_as_follower(
+    engine_dir: Path, kv: KvCacheConfig, ranks: RankConfig
+) -> threading.Thread | None:
+    """Be what this process is of a leader's MPI job: None on rank 0 and where there is no job.
 
-    Raises: ToolchainError, ServeError without MPI.
+    Any other rank is loaded, and follows rank 0 in the thread that is returned. The process ends
+    when rank 0 is lost, or the step fails here. Raises: CheckpointError, UnsupportedError when this
+    rank cannot be loaded; rank 0 knows by then. ToolchainError, ServeError without MPI.
     """
-    mapping = read_mapping(engine_dir)
-    comm = open_communicator(mapping.world_size)
-    assert comm.rank != 0, "rank 0 schedules"
+    world_size = read_mapping(engine_dir).world_size
+    if ranks.launch_mode != "leader" or world_size == 1:
+        return None
+    comm = open_communicator(world_size)
+    if comm.rank == 0:
+        return None
+    (address, *_) = comm.share("")
+    report = Report(
+        address,
+        rank=comm.rank,
+        timeout_seconds=ranks.timeout_seconds,
+        # Rank 0 can tell nobody any more; its server and those of the other ranks are to end, too.
+        on_loss=lambda reason: end_job(comm, f"rank {comm.rank}: {reason}"),
+    )
+    pp_size = read_mapping(engine_dir).pp_size
     try:
-        engine = load_engine(engine_dir, rank=comm.rank, kv=_share(kv, mapping), comm=comm)
-        follow(engine, comm)
-    except Exception:  # the process's boundary: its peers would wait forever
-        log.exception("rank %d failed; ending all ranks", comm.rank)
-        comm.abort(1)
+        engine = load_rank(engine_dir, kv, comm)
+    except LlmcError as error:
+        report.fail(error.message)
+        raise
+
+    def run() -> None:
+        try:
+            follow(engine, comm, pp_size=pp_size)
+        except Exception as error:  # the thread's boundary: its peers would wait forever
+            log.exception("rank %d failed", comm.rank)
+            report.fail(f"{type(error).__name__}: {error}")
+            end_process(comm.rank, repr(error))
+
+    thread = threading.Thread(target=run, name="llmc-rank", daemon=True)
+    thread.start()
+    return thread
 
 
-def _share(kv: KvCacheConfig, mapping: Mapping) -> KvCacheConfig:
-    """Return each rank's share of the free memory, which ranks on one host see all of."""
-    fraction = kv.free_memory_fraction / mapping.world_size
-    log.info("%d ranks: each takes %.2f of the free memory", mapping.world_size, fraction)
-    return replace(kv, free_memory_fraction=fraction)
+def end_job(comm: Link, reason: str) -> None:
+    """End every rank of the job by MPI's means, and this process in any case."""
+    timer = threading.Timer(2.0, os._exit, (LOST_EXIT_CODE,))
+    timer.daemon = True
+    timer.start()
+    sys.stderr.write(f"error: {reason}; all ranks end\n")
+    sys.stderr.flush()
+    comm.abort(LOST_EXIT_CODE)
 
 
-def _pack(batch: Batch) -> tuple[Int32Array, Int32Array]:
+def end_process(rank: int, reason: str) -> None:
+    """End this process at once: its main thread may wait inside MPI, where nothing reaches it."""
+    sys.stderr.write(f"error: rank {rank} ends: {reason}\n")
+    sys.stderr.flush()
+    os._exit(LOST_EXIT_CODE)
+
+
+def load_rank(engine_dir: Path, kv: KvCacheConfig, comm: MpiCommunicator) -> Engine:
+    """Check this rank's file and that all ranks have the same build, then load it."""
+    require_one_engine(comm.share(describe_rank(engine_dir, comm.rank)))
+    fraction = kv.free_memory_fraction / comm.num_local
+    log.info("%d ranks here: each takes %.2f of the free memory", comm.num_local, fraction)
+    return load_engine(
+        engine_dir,
+        rank=comm.rank,
+        kv=replace(kv, free_memory_fraction=fraction),
+        comm=comm,
+        threads=comm.num_threads,
+    )
+
+
+def share_batch(link: Link, packed: Int32Array) -> None:
+    """Broadcast a packed batch from rank 0: at once when it is small, else in two parts."""
+    first = np.zeros(_FIRST_LEN, np.int32)
+    first[: packed.size] = packed[:_FIRST_LEN]
+    link.broadcast(first)
+    if packed.size > _FIRST_LEN:
+        link.broadcast(packed[_FIRST_LEN:])
+
+
+def receive_batch(link: Link) -> Batch | None:
+    """Wait for rank 0's next batch; None is the end."""
+    first = np.empty(_FIRST_LEN, np.int32)
+    link.broadcast(first, patient=True)
+    if first[0] == 0:
+        return None
+    size = packed_size(first)
+    packed = np.empty(size, np.int32)
+    packed[:_FIRST_LEN] = first[:size]
+    if size > _FIRST_LEN:
+        link.broadcast(packed[_FIRST_LEN:])
+    return unpack(packed)
+
+
+def pack(batch: Batch) -> Int32Array:
+    """Return a batch as one array, its sizes first."""
+    sizes = [batch.num_tokens, *batch.block_tables.shape, batch.logits_rows.shape[0]]
     arrays = (
         batch.token_ids,
         batch.positions,
@@ -142,17 +238,17 @@ def _pack(batch: Batch) -> tuple[Int32Array, Int32Array]:
         batch.block_tables.ravel(),
         batch.logits_rows,
     )
-    num_logits = batch.logits_rows.shape[0]
-    sizes = [batch.num_tokens, *batch.block_tables.shape, num_logits]
-    return np.array(sizes, np.int32), np.concatenate(arrays)
+    return np.concatenate((np.array(sizes, np.int32), *arrays))
 
 
-def _lengths(header: Int32Array) -> list[int]:
-    tokens, sequences, blocks, logits = (int(size) for size in header)
-    return [tokens, tokens, sequences + 1, sequences, sequences * blocks, logits]
+def packed_size(header: Int32Array) -> int:
+    """Return how many integers a packed batch has, whose beginning is `header`."""
+    return _HEADER_LEN + sum(_lengths(header))
 
 
-def _unpack(header: Int32Array, body: Int32Array) -> Batch:
+def unpack(packed: Int32Array) -> Batch:
+    """Return the batch that was packed."""
+    header, body = packed[:_HEADER_LEN], packed[_HEADER_LEN:]
     cuts = np.cumsum(_lengths(header))[:-1]
     token_ids, positions, query_start, context_lens, tables, logits_rows = np.split(body, cuts)
     return Batch(
@@ -165,12 +261,6 @@ def _unpack(header: Int32Array, body: Int32Array) -> Batch:
     )
 
 
-def _send(link: Link, values: Int32Array, peer: int) -> None:
-    """Send integers through a link for floats: the bits are moved, not the numbers."""
-    link.send(values.view(np.float32), peer)
-
-
-def _recv(link: Link, count: int, peer: int) -> Int32Array:
-    values = np.empty(count, np.int32)
-    link.recv(values.view(np.float32), peer)
-    return values
+def _lengths(header: Int32Array) -> list[int]:
+    tokens, sequences, blocks, logits = (int(size) for size in header[:_HEADER_LEN])
+    return [tokens, tokens, sequences + 1, sequences, sequences * blocks, logits]

@@ -9,8 +9,10 @@ import pytest
 
 from llmc.cli import doctor
 from llmc.errors import ToolchainError
+from llmc.model_repo.launchers import Launcher
 from llmc.targets import TARGETS
 from tests.cli.run import Done, llmc
+from tests.runtime.test_comm import mpirun
 
 Run = Callable[..., Done]
 
@@ -44,14 +46,14 @@ def test_missing_things_come_with_their_command(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     found = {
         "cpu": {"kernels": None, "kernels_problem": "no library"},
-        "mpi": {"mpiexec": None},
+        "mpi": {"launcher": None, "problem": "no MPI launcher", "fix": "pip install MPI"},
         "triton": {"tritonserver": None, "problem": "no tritonserver", "fix": "pip install it"},
     }
     tasks = doctor._tasks(found)
     fixes = {item["what"]: item["fix"] for missing in tasks.values() for item in missing}
     assert fixes.keys() == {
         *("gguf is not installed", "mpi4py is not installed"),
-        *("no library", "no mpiexec", "no tritonserver"),
+        *("no library", "no MPI launcher", "no tritonserver"),
     }
     assert all("pip install" in fix for fix in fixes.values())
     assert doctor._verdict(tasks["import a GGUF file"]) == (
@@ -68,15 +70,23 @@ def test_broken_kernels_are_a_finding_not_a_crash(monkeypatch: pytest.MonkeyPatc
     assert doctor._cpu()["kernels_problem"] == "libllmc_cpu.so: not found"
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("mpiexec (Open MPI) 5.0.11\n\nReport bugs\n", "mpiexec (Open MPI) 5.0.11"),
-        ("HYDRA build details:\n    Version:      5.0.2\n    Release\n", "MPICH 5.0.2"),
-    ],
-)
-def test_mpi_versions(text: str, version: str) -> None:
-    assert doctor._mpi_version(text) == version
+@pytest.mark.mpi
+def test_mpi_adds_up_on_two_ranks(run: Run) -> None:
+    mpirun()
+    done = run("doctor", "mpi")
+    assert done.code == 0, done.stderr
+    for text in ("launcher", "library", "-n 2", "4096 bytes", "µs"):
+        assert text in done.stdout
+
+
+def test_mpi_that_does_not_work_says_why(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> Launcher:
+        raise ToolchainError("no MPI launcher", hint="pip install it")
+
+    monkeypatch.setattr("llmc.model_repo.mpi.find_launcher", nothing)
+    done = run("doctor", "mpi")
+    assert (done.code, done.stdout) == (5, "")
+    assert "error: no MPI launcher" in done.stderr and "pip install it" in done.stderr
 
 
 def test_command_that_is_not_there_is_no_error() -> None:

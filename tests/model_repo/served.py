@@ -17,7 +17,9 @@ from llmc.builders import pipeline
 from llmc.gate.step import gate_build
 from llmc.log import NullProgress
 from llmc.model_repo.emit import emit_repository
+from llmc.model_repo.mpi import find_launcher
 from llmc.model_repo.options import RepositoryOptions
+from llmc.model_repo.ranks import choose_leader, find_ranked_models, leader_ranks
 from llmc.model_repo.server import ServerConfig, ServerProcess
 from llmc.model_repo.tritonserver import find_tritonserver
 from llmc.recipes.schema import Recipe, ServeRecipe
@@ -58,14 +60,19 @@ def options(**changes: Any) -> RepositoryOptions:
     return RepositoryOptions(**(ServeRecipe().model_dump() | changes))
 
 
-def build_engine(output: Path) -> Path:
-    """Build and gate a float32 engine of a random model whose tokenizer knows every byte."""
+def build_engine(
+    output: Path, *, mapping: dict[str, int] | None = None, gate: bool = True, **changes: Any
+) -> Path:
+    """Build and gate a float32 engine of a random model whose tokenizer knows every byte.
+
+    `changes` are fields of the model's config.json; the weights are the same for every `mapping`.
+    """
     tokenizer = byte_level()
+    shape: dict[str, Any] = {"num_hidden_layers": 1, "max_position_embeddings": MAX_SEQ_LEN}
     model = write_model(
         output.parent / f"{output.name}-hf",
         vocab_size=tokenizer.get_vocab_size(),
-        max_position_embeddings=MAX_SEQ_LEN,
-        num_hidden_layers=1,
+        **shape | changes,
     )
     save(tokenizer, model)
     # A random model would end anywhere; no token does but the tokenizer's own end.
@@ -74,6 +81,7 @@ def build_engine(output: Path) -> Path:
         {
             "model": str(model),
             "dtype": "float32",
+            "mapping": mapping or {},
             "build": {
                 "max_batch_size": 32,
                 "max_num_tokens": 256,
@@ -85,7 +93,9 @@ def build_engine(output: Path) -> Path:
     pipeline.build(
         recipe, output, until="engine", progress=NullProgress(), report=lambda result: None
     )
-    gate_build(recipe, output, cache=output.parent / "cache", workers=1, progress=NullProgress())
+    if gate:
+        cache = output.parent / "cache"
+        gate_build(recipe, output, cache=cache, workers=1, progress=NullProgress())
     return output / "engine"
 
 
@@ -119,7 +129,8 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def serve(output: Path, cache: Path) -> Iterator[Served]:
-    """Serve `output`/model_repo until the block ends."""
+    """Serve `output`/model_repo until the block ends, in leader mode as a job of its ranks."""
+    leader = choose_leader(find_ranked_models(output / "model_repo"))
     http_port, grpc_port, metrics_port = free_ports(3)
     config = ServerConfig(
         repository=output / "model_repo",
@@ -129,6 +140,7 @@ def serve(output: Path, cache: Path) -> Iterator[Served]:
         metrics_port=metrics_port,
         ready_timeout_seconds=180,
         drain_seconds=10,
+        ranks=None if leader is None else leader_ranks(leader, find_launcher(), None),
     )
     with ServerProcess(find_tritonserver(None, cache=cache), config) as process:
         assert process.wait_until_ready(threading.Event())

@@ -86,6 +86,9 @@ def test_parameters_have_tensorrt_llms_names(engine_dir: Path) -> None:
     own = {
         ("postprocessing", "tensorrt_llm_model_name"),
         ("tensorrt_llm", "skip_special_tokens"),
+        ("tensorrt_llm", "launch_mode"),
+        ("tensorrt_llm", "rank_timeout_s"),
+        ("tensorrt_llm", "max_rank_restarts"),
         ("tensorrt_llm_bls", "cancellation_check_period_ms"),
     }
     for model in MODELS:

@@ -41,6 +41,7 @@ def test_the_engine_module_of_the_target_loads_the_directory(
         "rank": 1,
         "kv": kv,
         "comm": None,
+        "threads": None,
     }
 
 

@@ -7,12 +7,11 @@ import pytest
 
 from llmc.checkpoint import CheckpointConfig
 from llmc.errors import ServeError
-from llmc.runtime.engine import KvCacheConfig
+from llmc.runtime.engine import KvCacheConfig, load_engine
 from llmc.runtime.executor import Executor, ExecutorConfig
 from llmc.runtime.request import Request, Response, SamplingParams
 from llmc.runtime.session import Session
 from llmc.runtime.tokenizer import Tokenizer
-from llmc.runtime.worker import open_engine
 from tests.plugins.tiny_llama import TinyLlama
 from tests.runtime.cpu_engines import LIMITS, build_engine
 from tests.runtime.tiny_tokenizers import MAKERS, save
@@ -33,7 +32,7 @@ def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=MAKERS)
 def session(engine_dir: Path, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]:
     tokenizer = Tokenizer.open(save(MAKERS[request.param](), tmp_path))
-    executor = Executor(open_engine(engine_dir, KV), tokenizer, ExecutorConfig(kv=KV))
+    executor = Executor(load_engine(engine_dir, kv=KV), tokenizer, ExecutorConfig(kv=KV))
     with Session(executor=executor, tokenizer=tokenizer, end_ids=()) as opened:
         yield opened
 

@@ -1,6 +1,7 @@
 import pytest
 
 from llmc.errors import ServeError
+from llmc.runtime.engine import RankConfig
 from llmc.runtime.inflight import IterationStats
 from llmc.runtime.triton_metrics import DESCRIPTIONS, GAUGES
 from llmc.runtime.triton_parameters import read_executor_config, read_flag, read_period_seconds
@@ -13,6 +14,9 @@ PARAMETERS = {
     "enable_chunked_context": "true",
     "enable_kv_cache_reuse": "false",
     "skip_special_tokens": "false",
+    "launch_mode": "orchestrator",
+    "rank_timeout_s": "2.5",
+    "max_rank_restarts": "4",
 }
 
 
@@ -22,6 +26,9 @@ def test_parameters_become_the_executors_configuration() -> None:
     assert config.scheduler.policy == "max_utilization"
     assert config.scheduler.enable_chunked_context and not config.scheduler.enable_kv_cache_reuse
     assert not config.skip_special_tokens
+    assert config.ranks == RankConfig(
+        launch_mode="orchestrator", timeout_seconds=2.5, max_restarts=4
+    )
     limited = read_executor_config(PARAMETERS | {"max_tokens_in_paged_kv_cache": "640"})
     assert limited.kv.max_tokens == 640
 
@@ -30,6 +37,7 @@ def test_parameters_become_the_executors_configuration() -> None:
     ("name", "value", "reason"),
     [
         ("batch_scheduler_policy", "fifo", "'fifo', expected max_utilization or guaranteed"),
+        ("launch_mode", "follower", "'follower', expected leader or orchestrator"),
         ("gpt_model_type", "V1", "only knows inflight_fused_batching"),
         ("enable_chunked_context", "yes", "enable_chunked_context: 'yes', expected true or false"),
         ("kv_cache_free_gpu_mem_fraction", "lots", "'lots', expected a number"),

@@ -5,6 +5,7 @@ What a rank of several sends and receives goes through a communicator.
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -42,6 +43,14 @@ class Communicator(Protocol):
     def recv(self, values: Float32Array, peer: int) -> None:
         """Fill `values` with what `peer` sent."""
         ...
+
+
+def check(engine_dir: Path, rank: int) -> str | None:
+    """Return the build of rank<rank>.engine. Raises: CheckpointError for a broken file."""
+    file = EngineFile.open(engine_dir / f"rank{rank}.engine")
+    if file.rank != rank:
+        raise CheckpointError(f"{file.path}: holds rank {file.rank}, expected rank {rank}")
+    return file.build
 
 
 def load(
@@ -154,6 +163,34 @@ class CpuEngine:
         if self._program.output is None:
             return np.empty((0, self.limits.vocab_size), np.float32)
         return self._bound.buffers.array(self._program.output, num_logits)
+
+    def forward_parts(self, parts: Sequence[Batch]) -> Float32Array:
+        """Run a step that was cut into parts; return their logits in a row.
+
+        The first stage of a pipeline passes every part on before it waits for the logits of any:
+        so the stages after it work on one part while it works on the next.
+        """
+        last = self._program.ops[-1]
+        if len(parts) == 1 or last.kind != "recv" or self._program.output is None:
+            found = [self.forward(part) for part in parts]
+            assert len(found) == 1 or not any(map(len, found)), "only the first stage has logits"
+            return found[0]
+        assert self._comm is not None and last.peer is not None
+
+        def all_but_last(op: CpuOp, *arrays: tuple[Float32Array, ...]) -> None:
+            if op is not last:
+                self._communicate(op, *arrays)
+
+        counts = [int(part.logits_rows.shape[0]) for part in parts]
+        if sum(counts) > self._bound.buffers.max_logits:
+            self._bound = self._bind(sum(counts))
+        for part in parts:
+            self._check(part)
+            self._bound.run(part, all_but_last)
+        logits = self._bound.buffers.array(self._program.output, sum(counts))
+        for rows in np.split(logits, np.cumsum(counts)[:-1]):
+            self._comm.recv(rows, last.peer)
+        return logits
 
     def _check(self, batch: Batch) -> None:
         limits = self.limits

@@ -27,9 +27,28 @@ DATA_TYPES: dict[str, str] = {
 """Element type of a weight → trt.DataType."""
 
 
-def load(engine_dir: Path, *, rank: int = 0, kv: KvCacheConfig, comm: Any | None = None) -> Engine:
+def check(engine_dir: Path, rank: int) -> str | None:
+    """Return the build of rank `rank`'s plans, if it says. Raises: CheckpointError without any."""
+    own = read_engine_config(engine_dir)["llmc"]
+    files = [str(plan["file"]) for plan in own.get("plans", ()) if plan["rank"] == rank]
+    missing = [file for file in files if not (engine_dir / file).is_file()]
+    if missing or not files:
+        raise CheckpointError(f"{engine_dir}: no plan of rank {rank}: {', '.join(missing)}")
+    build: str | None = own.get("build")
+    return build
+
+
+def load(
+    engine_dir: Path,
+    *,
+    rank: int = 0,
+    kv: KvCacheConfig,
+    comm: Any | None = None,
+    threads: int | None = None,
+) -> Engine:
     """Load rank `rank`'s plan for GPU number `rank`, modulo the GPUs of this machine.
 
+    `threads` is for engines that run on the CPU.
     Raises: ToolchainError without a GPU, TensorRT for RTX or torch; UnsupportedError when no plan
     is for this GPU or no slot fits its memory; CheckpointError for a broken directory.
     """

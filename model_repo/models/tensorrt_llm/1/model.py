@@ -2,9 +2,14 @@
 
 The executor's threads run the model and hand over responses, which go to Triton from there. One
 thread more, `watch`, looks for clients that are gone and publishes metrics.
+
+An engine of several ranks: with launch_mode leader there is a server for each rank, and this model
+serves in rank 0's and follows in the others; with orchestrator it starts its ranks itself.
 """
 
 import json
+import os
+import signal
 import threading
 import time
 import traceback
@@ -18,11 +23,14 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from llmc.errors import LlmcError, ServeError
+from llmc.model_repo.mpi import start_ranks
 from llmc.runtime import triton_metrics
+from llmc.runtime.comm import leave
 from llmc.runtime.request import Request, Response
 from llmc.runtime.session import open_session
 from llmc.runtime.triton_parameters import read_executor_config, read_flag, read_period_seconds
 from llmc.runtime.triton_request import RequestDefaults, read_request, response_tensors
+from llmc.runtime.worker import join_as_follower
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -54,6 +62,9 @@ class Message:
 class TritonPythonModel:
     """Holds the one session; Triton runs exactly one instance of this model."""
 
+    _following: threading.Thread | None = None
+    """On a rank other than 0, which has no session."""
+
     def initialize(self, args: dict[str, str]) -> None:
         """Load the engine; its folder is relative to the repository that holds this model."""
         config = json.loads(args["model_config"])
@@ -65,7 +76,12 @@ class TritonPythonModel:
         self._check_period = read_period_seconds(parameters, "cancellation_check_period_ms")
         self._stats_period = read_period_seconds(parameters, "stats_check_period_ms")
         engine_dir = Path(args["model_repository"]).parent / parameters["gpt_model_path"]
-        self._session = open_session(engine_dir, read_executor_config(parameters))
+        executor = read_executor_config(parameters)
+        self._following = join_as_follower(engine_dir, executor.kv, executor.ranks)
+        if self._following is not None:
+            threading.Thread(target=self._end_after_following, daemon=True).start()
+            return
+        self._session = open_session(engine_dir, executor, start=start_ranks)
         self._make_metrics({"model": args["model_name"], "version": args["model_version"]})
         self._lock = threading.Lock()
         self._in_flight: dict[int, Message] = {}
@@ -87,9 +103,20 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Let what runs finish, then stop."""
+        if self._following is not None:
+            self._following.join()
+            leave()
+            return
         self._session.executor.shutdown(drain=True)
+        leave()
         self._stopping.set()
         self._watcher.join()
+
+    def _end_after_following(self) -> None:
+        """End this rank's server when rank 0 says that all is over."""
+        assert self._following is not None
+        self._following.join()
+        os.kill(os.getppid(), signal.SIGTERM)
 
     def _start(self, request: Any, sender: Any) -> None:
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}

@@ -1,0 +1,254 @@
+"""Ranks that are killed, stopped or broken under `llmc serve`: errors in time, nothing left."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llmc.errors import ServeError
+from llmc.model_repo.client import GeneratePiece, GenerateRequest, generate
+from tests.cli.test_serve import FREE_PORTS, processes_with, start
+from tests.model_repo.served import build_engine, emit, needs_triton
+from tests.runtime.test_comm import mpirun
+
+pytestmark = [needs_triton, pytest.mark.slow, pytest.mark.mpi]
+
+RANK_TIMEOUT_S = 3.0
+LATEST_SECONDS = RANK_TIMEOUT_S + 40
+"""When a client must know: the timeout, and patience with a machine that does other things."""
+RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
+SHARED_MEMORY: dict[int, set[str]] = {}
+"""`llmc serve`, by pid → shared memory that its processes had mapped when it was ready."""
+LONG = GenerateRequest(text_input="the", max_tokens=450)
+SHORT = GenerateRequest(text_input="the", max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    mpirun()
+    output = tmp_path_factory.mktemp("ranks") / "out"
+    build_engine(output, mapping={"tp": 2}, gate=False, num_hidden_layers=2)
+    return output
+
+
+@contextlib.contextmanager
+def serving(output: Path, tmp_path: Path, *flags: str) -> "Iterator[subprocess.Popen[str]]":
+    """Run `llmc serve` for as long as the block; nothing of it may be left afterwards."""
+    more = ("--allow-ungated", "--log-file", str(tmp_path / "log"), *flags)
+    process = start(output / "model_repo", tmp_path / "cache", *FREE_PORTS, *more)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert wait_until(lambda: processes_with(str(tmp_path)) == []), processes_with(str(tmp_path))
+    left = set(os.listdir("/dev/shm"))
+    assert not [name for name in left if name.startswith(f"llmc_{process.pid}_")]
+    assert not left & SHARED_MEMORY.pop(process.pid, set())
+
+
+def wait_until(condition: "object", seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def address(process: "subprocess.Popen[str]") -> str:
+    """Wait until it is ready, and return where to ask."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    match = re.match(r"ready: http://\S+ grpc (\S+) ", line)
+    assert match is not None, (line, process.communicate(timeout=150))
+    mapped = SHARED_MEMORY.setdefault(process.pid, set())
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{child.pid}/maps").read_text()
+            mapped |= set(re.findall(r"/dev/shm/(\S+)$", maps, re.MULTILINE))
+    assert any(not name.startswith("llmc_") for name in mapped), "MPI's own"
+    return match[1]
+
+
+def find_rank(process: "subprocess.Popen[str]", rank: int) -> psutil.Process:
+    """Return the process that is this rank of the engine."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            line = " ".join(child.cmdline())
+            environment = child.environ()
+            number = next((environment[n] for n in RANK_VARIABLES if n in environment), None)
+            model = "tensorrt_llm/1/model.py" in line
+            if number == str(rank) and (model or "-m llmc.runtime.rank" in line):
+                return child
+    raise AssertionError(f"no rank {rank}")
+
+
+class Client(threading.Thread):
+    """Asks in a thread of its own; keeps what comes back, and how it ends."""
+
+    def __init__(self, url: str, request: GenerateRequest) -> None:
+        super().__init__(daemon=True)
+        self.url, self.request = url, request
+        self.pieces: list[GeneratePiece] = []
+        self.error: str | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for piece in generate(self.url, self.request, timeout_seconds=120):
+                self.pieces.append(piece)
+        except ServeError as error:
+            self.error = error.message
+
+    def wait_for_tokens(self) -> None:
+        assert wait_until(lambda: len(self.pieces) > 3 or self.error), "nothing comes"
+        assert self.error is None
+
+    def end(self) -> str | None:
+        """Return its error, once it has ended."""
+        self.join(LATEST_SECONDS)
+        assert not self.is_alive(), "the client still waits"
+        return self.error
+
+
+def test_leader_ranks_that_are_killed_or_stopped(output: Path, tmp_path: Path) -> None:
+    """Every client is told which rank; --restart brings the job back, as often as it says."""
+    emit(output, launch_mode="leader", rank_timeout_s=RANK_TIMEOUT_S)
+    with serving(output, tmp_path, "--restart", "1") as process:
+        url = address(process)
+        clients = [Client(url, LONG) for _ in range(3)]
+        for client in clients:
+            client.wait_for_tokens()
+        first = find_rank(process, 1)
+        first.kill()
+        for client in clients:
+            assert re.search(rf"rank 1 \(pid {first.pid} on \S+\) ended", client.end() or "")
+        url = address(process)
+        assert len(list(generate(url, SHORT, timeout_seconds=60))) == 8
+        client = Client(url, LONG)
+        client.wait_for_tokens()
+        find_rank(process, 1).suspend()
+        assert re.search(r"rank 1 \(.*\) has not answered for 3 s", client.end() or "")
+        _, stderr = process.communicate(timeout=150)
+        assert process.returncode == 7
+        assert "starting the server again" in stderr, stderr
+        assert re.search(r"rank 1 \(.* has not answered", stderr), stderr
+
+
+def test_a_leader_that_is_stopped(output: Path, tmp_path: Path) -> None:
+    """Rank 0 can tell nobody, so the ranks that follow it end the job, and the server with it."""
+    emit(output, launch_mode="leader", rank_timeout_s=RANK_TIMEOUT_S)
+    with serving(output, tmp_path) as process:
+        client = Client(address(process), LONG)
+        client.wait_for_tokens()
+        find_rank(process, 0).suspend()
+        assert client.end() is not None
+        _, stderr = process.communicate(timeout=150)
+        assert process.returncode == 7
+        assert "the process that schedules the ranks has not answered" in stderr
+
+
+def test_orchestrated_ranks_are_started_again_and_what_waits_is_served(
+    output: Path, tmp_path: Path
+) -> None:
+    # One long request fills the KV cache: those after it wait for its blocks.
+    emit(
+        output,
+        launch_mode="orchestrator",
+        rank_timeout_s=RANK_TIMEOUT_S,
+        max_rank_restarts=2,
+        max_tokens_in_paged_kv_cache=480,
+        batch_scheduler_policy="guaranteed_no_evict",
+    )
+    with serving(output, tmp_path) as process:
+        url = address(process)
+        whole = [piece.text for piece in generate(url, SHORT, timeout_seconds=60)]
+
+        def lose(rank: int, signal_number: signal.Signals) -> str | None:
+            """Take a rank away from one that runs and two that wait; return the former's error."""
+            running = Client(url, LONG)
+            running.wait_for_tokens()
+            waiting = [Client(url, SHORT) for _ in range(2)]
+            time.sleep(0.5)
+            assert running.error is None and not any(client.pieces for client in waiting)
+            find_rank(process, rank).send_signal(signal_number)
+            error = running.end()
+            for client in waiting:
+                client.join(60)
+                assert client.error is None and [p.text for p in client.pieces] == whole
+            return error
+
+        assert re.search(r"rank 1 \(pid \d+ on \S+\) ended", lose(1, signal.SIGKILL) or "")
+        assert re.search(r"rank 0 \(.*\) has not answered", lose(0, signal.SIGSTOP) or "")
+        client = Client(url, LONG)
+        client.wait_for_tokens()
+        find_rank(process, 1).kill()
+        assert re.search(r"rank 1 \(.*\) ended", client.end() or "")
+        assert "request refused: the engine failed" in (Client(url, SHORT).end() or "")
+        process.terminate()
+        process.communicate(timeout=150)
+
+
+@pytest.mark.parametrize("mode", ["leader", "orchestrator"])
+def test_a_rank_that_cannot_load_its_file(output: Path, tmp_path: Path, mode: str) -> None:
+    """Found by its size before a start; damaged at the same size, by the rank itself."""
+    broken = tmp_path / "out"
+    shutil.copytree(output, broken)
+    emit(broken, launch_mode=mode, rank_timeout_s=RANK_TIMEOUT_S)
+    file = broken / "engine" / "rank1.engine"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1000])
+    with serving(broken, tmp_path) as process:
+        _, stderr = process.communicate(timeout=150)
+    assert process.returncode == 7
+    assert "rank 1: " in stderr and "not the file of this build's manifest" in stderr
+    file.write_bytes(whole[:-10] + b"0" * 10)
+    with serving(broken, tmp_path) as process:
+        _, stderr = process.communicate(timeout=150)
+    assert process.returncode == 7
+    assert re.search(r"rank 1 .*: .*rank1\.engine: its header is damaged", stderr)
+    file.unlink()
+    with serving(broken, tmp_path) as process:
+        _, stderr = process.communicate(timeout=150)
+    assert process.returncode == 7
+    assert re.search(r"rank 1: .*rank1\.engine is missing, the mapping has 2 ranks", stderr)
+
+
+@pytest.mark.parametrize("mode", ["leader", "orchestrator"])
+def test_llmc_itself_may_be_killed(output: Path, tmp_path: Path, mode: str) -> None:
+    emit(output, launch_mode=mode, rank_timeout_s=RANK_TIMEOUT_S)
+    with serving(output, tmp_path) as process:
+        client = Client(address(process), LONG)
+        client.wait_for_tokens()
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) > 8
+        process.kill()
+        process.communicate()
+        assert client.end() is not None
+        gone, alive = psutil.wait_procs(family, timeout=20)
+        assert alive == []
+
+
+def test_the_command_line_is_printed(output: Path, tmp_path: Path) -> None:
+    emit(output, launch_mode="leader")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost\n")
+    with serving(output, tmp_path, "--dry-run") as process:
+        stdout, _ = process.communicate(timeout=150)
+    assert process.returncode == 0
+    assert " -n 1 " in stdout and " : -n 1 " in stdout and "--load-model=tensorrt_llm" in stdout
+    with serving(output, tmp_path, "--dry-run", "--hostfile", str(hosts)) as process:
+        _, stderr = process.communicate(timeout=150)
+    assert process.returncode == 7
+    assert f"{hosts} has slots for 1 ranks, the engine has 2" in stderr
