@@ -101,6 +101,7 @@ class _Writer:
             "vocab_start": start,
             "num_embeddings": rows,
             "hidden_size": columns,
+            "scale": 1.0,
         }
         local = self._call("embedding", name, (token_ids,), attrs, weight=(f"{name}.weight",))
         if by_rows:
@@ -128,11 +129,14 @@ class _Writer:
             "num_heads": heads,
             "num_kv_heads": kv_heads,
             "head_size": arch.head_size,
+            "rope_style": "neox",
             "rotary_dim": arch.rotary_embedding_dim,
             "rotary_base": float(arch.rotary_base),
             "rotary_scaling": arch.rotary_scaling,
             "max_position_embeddings": arch.max_position_embeddings,
             "sliding_window": arch.sliding_window,
+            "alibi": None,
+            "softcap": None,
             "kv_quant": self.config.quantization.kv_cache_quant_algo or "none",
             "scale": arch.head_size**-0.5,
         }
@@ -153,7 +157,11 @@ class _Writer:
             out_features=2 * mlp,
             bias=arch.mlp_bias,
         )
-        attrs = {"intermediate_size": mlp, "activation": arch.activation}
+        attrs = {
+            "intermediate_size": mlp,
+            "activation": arch.activation,
+            "activated_half": 0,
+        }
         activated = self._call("gated_activation", f"{module}.activation", (gate_up,), attrs)
         product = self.row_linear(f"{module}.proj", activated, mlp, arch.mlp_bias)
         return self.add(f"{module}.residual", hidden, product)
@@ -224,7 +232,8 @@ class _Writer:
         return out if self.mapping.tp_size == 1 else self.allreduce(f"{module}.allreduce", out)
 
     def add(self, name: str, a: str, b: str) -> str:
-        return self._call("add", name, (a, b), {"hidden_size": self.config.arch.hidden_size})
+        attrs: dict[str, Attr] = {"hidden_size": self.config.arch.hidden_size, "scale": 1.0}
+        return self._call("add", name, (a, b), attrs)
 
     def allreduce(self, name: str, value: str) -> str:
         attrs: dict[str, Attr] = {

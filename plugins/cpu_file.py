@@ -23,7 +23,7 @@ from llmc.errors import CheckpointError
 from llmc.plugins.cpu_program import Program
 
 MAGIC = b"llmc-cpu"
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 ALIGNMENT = 64
 _PREFIX = struct.Struct("<8sQQQ")
 _DATA_START = 4096

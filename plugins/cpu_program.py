@@ -21,6 +21,14 @@ KINDS: dict[str, int] = {
     "moe_linear": 11,
     "moe_combine": 12,
     "sigmoid_gate": 13,
+    "layer_norm": 14,
+    "head_norm": 15,
+    "qk_squares": 16,
+    "wide_qk_norm": 17,
+    "activation": 18,
+    "position_embedding": 19,
+    "logits_transform": 20,
+    "clamp": 21,
 }
 """Kernel → LlmcKind of plugins/csrc/abi.h."""
 

@@ -1,7 +1,7 @@
 """Ops the CPU target runs in the epilogue of the linear before them.
 
 A value that only the fused op reads is never written to memory: the gated activation of the gate-up
-product, and the residual sum after attention and MLP.
+product, or the activation of an MLP without a gate, and the residual sum after attention and MLP.
 """
 
 from collections import Counter
@@ -11,10 +11,10 @@ from llmc.plugins.graph import Network, OpCall
 
 
 def fuse(network: Network) -> Network:
-    """Return the network with `linear` → `gated_activation` and `linear` → `add` pairs merged.
+    """Return the network with what follows a `linear` merged into it: activation or plain sum.
 
-    A fused activation is the linear's attribute `fused_activation`; a fused residual is its second
-    input.
+    A fused activation is the linear's attribute `fused_activation`, with `fused_half` the activated
+    half of a gated one (None: not gated); a fused residual is its second input.
     """
     readers = Counter(value for call in network.ops for value in call.inputs)
     readers.update(network.outputs)
@@ -39,10 +39,13 @@ def fuse(network: Network) -> Network:
 def _merge(linear: OpCall, call: OpCall, value: str) -> OpCall | None:
     if len(linear.inputs) > 1 or "fused_activation" in linear.attrs:
         return None
-    if call.plugin == "gated_activation":
-        attrs = {**linear.attrs, "fused_activation": call.attrs["activation"]}
-        return replace(linear, outputs=call.outputs, attrs=attrs)
-    if call.plugin == "add" and call.inputs[0] != call.inputs[1]:
+    if call.plugin in ("activation", "gated_activation"):
+        fused = {
+            "fused_activation": call.attrs["activation"],
+            "fused_half": call.attrs.get("activated_half"),
+        }
+        return replace(linear, outputs=call.outputs, attrs=linear.attrs | fused)
+    if call.plugin == "add" and call.inputs[0] != call.inputs[1] and call.attrs["scale"] == 1:
         residual = next(name for name in call.inputs if name != value)
         return replace(linear, inputs=(*linear.inputs, residual), outputs=call.outputs)
     return None

@@ -10,9 +10,16 @@ def unsupported(call: OpCall) -> list[str]:
 
 
 def lower(call: OpCall, lowering: Lowering) -> list[CpuOp]:
-    columns = call.attrs["hidden_size"]
-    assert isinstance(columns, int)
+    columns, scale = call.attrs["hidden_size"], call.attrs["scale"]
+    assert isinstance(columns, int) and isinstance(scale, float)
     lowering.add_value(call.outputs[0], lowering.rows(call.inputs[0]), columns)
     return [
-        CpuOp(kind="add", name=call.name, inputs=call.inputs, outputs=call.outputs, dims=(columns,))
+        CpuOp(
+            kind="add",
+            name=call.name,
+            inputs=call.inputs,
+            outputs=call.outputs,
+            dims=(columns,),
+            params=(scale,),
+        )
     ]

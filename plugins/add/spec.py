@@ -1,4 +1,4 @@
-"""Spec of `add`."""
+"""Spec of `add`: a + scale * b."""
 
 from llmc.plugins.graph import Attribute, OpSpec
 
@@ -6,5 +6,8 @@ SPEC = OpSpec(
     name="add",
     inputs={"a": ("T", "hidden_size"), "b": ("T", "hidden_size")},
     outputs={"out": ("T", "hidden_size")},
-    attributes={"hidden_size": Attribute(types=(int,), meaning="columns")},
+    attributes={
+        "hidden_size": Attribute(types=(int,), meaning="columns"),
+        "scale": Attribute(types=(float,), meaning="factor of b; 1.0 for a plain sum"),
+    },
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from llmc.plugins.alibi import alibi_bias
 from llmc.plugins.rope import rope_tables
 
 
@@ -23,14 +24,18 @@ def evaluate(
     num_heads: int,
     num_kv_heads: int,
     head_size: int,
+    rope_style: str,
     rotary_dim: int,
     rotary_base: float,
     rotary_scaling: dict[str, Any] | None,
     max_position_embeddings: int,
     sliding_window: int | None,
+    alibi: dict[str, Any] | None,
+    softcap: float | None,
     scale: float,
-    kv_quant: str = "none",
+    kv_quant: str,
     kv_cache_scaling_factor: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attended values [T, N * D] and write the new keys and values.
 
@@ -41,16 +46,17 @@ def evaluate(
     heads = qkv.reshape(qkv.shape[0], num_heads + 2 * num_kv_heads, head_size)
     q_TND, v_TKD = heads[:, :num_heads], heads[:, num_heads + num_kv_heads :]
     k_TKD = heads[:, num_heads : num_heads + num_kv_heads]
-    cos, sin = rope_tables(
-        rotary_base=rotary_base,
-        rotary_dim=rotary_dim,
-        rotary_scaling=rotary_scaling,
-        max_position_embeddings=max_position_embeddings,
-        num_positions=int(context_lens.max()),
-    )
     at = positions.long()
-    cos_T1H, sin_T1H = (torch.from_numpy(table).to(at.device)[at, None] for table in (cos, sin))
-    q_TND, k_TKD = (rotate(x, cos_T1H.to(x.dtype), sin_T1H.to(x.dtype)) for x in (q_TND, k_TKD))
+    if rope_style != "none":
+        tables = rope_tables(
+            rotary_base=rotary_base,
+            rotary_dim=rotary_dim,
+            rotary_scaling=rotary_scaling,
+            max_position_embeddings=max_position_embeddings,
+            num_positions=int(context_lens.max()),
+        )
+        cos, sin = (torch.from_numpy(table).to(qkv)[at, None] for table in tables)
+        q_TND, k_TKD = (_ROTATIONS[rope_style](x, cos, sin) for x in (q_TND, k_TKD))
     if kv_quant != "none":
         assert kv_cache_scaling_factor is not None
         k_TKD, v_TKD = (_round_kv(x, kv_cache_scaling_factor, kv_quant) for x in (k_TKD, v_TKD))
@@ -62,13 +68,28 @@ def evaluate(
         new = slice(length - (rows.stop - rows.start), length)
         keys[block[new], slot[new]] = k_TKD[rows]
         values[block[new], slot[new]] = v_TKD[rows]
+        bias = None
+        if alibi is not None:
+            bias = torch.from_numpy(
+                alibi_bias(alibi, num_heads, at[rows].cpu().numpy(), length, scale)
+            ).to(at.device)
         out_TND[rows] = attend(
-            q_TND[rows], keys[block, slot], values[block, slot], at[rows], sliding_window, scale
+            q_TND[rows],
+            keys[block, slot],
+            values[block, slot],
+            at[rows],
+            scale=scale,
+            softcap=softcap,
+            bias=bias,
+            sliding_window=sliding_window,
+            sinks=sinks,
         )
     return out_TND.reshape(qkv.shape[0], num_heads * head_size)
 
 
-def rotate(x_TND: torch.Tensor, cos_T1H: torch.Tensor, sin_T1H: torch.Tensor) -> torch.Tensor:
+def rotate_halves(
+    x_TND: torch.Tensor, cos_T1H: torch.Tensor, sin_T1H: torch.Tensor
+) -> torch.Tensor:
     """Turn columns i and i + H of each head together; columns past 2 * H pass. Source: GPT-NeoX."""
     half = cos_T1H.shape[-1]
     first, second = x_TND[..., :half], x_TND[..., half : 2 * half]
@@ -76,23 +97,51 @@ def rotate(x_TND: torch.Tensor, cos_T1H: torch.Tensor, sin_T1H: torch.Tensor) ->
     return torch.cat((*turned, x_TND[..., 2 * half :]), dim=-1)
 
 
+def rotate_pairs(x_TND: torch.Tensor, cos_T1H: torch.Tensor, sin_T1H: torch.Tensor) -> torch.Tensor:
+    """Turn columns 2 i and 2 i + 1 of each head together; those past 2 * H pass. Source: GPT-J."""
+    turning = x_TND[..., : 2 * cos_T1H.shape[-1]]
+    first, second = turning[..., ::2], turning[..., 1::2]
+    turned = (first * cos_T1H - second * sin_T1H, second * cos_T1H + first * sin_T1H)
+    pairs = torch.stack(turned, dim=-1).reshape(turning.shape)
+    return torch.cat((pairs, x_TND[..., turning.shape[-1] :]), dim=-1)
+
+
+_ROTATIONS = {"neox": rotate_halves, "gptj": rotate_pairs}
+
+
 def attend(
     q_TND: torch.Tensor,
     k_CKD: torch.Tensor,
     v_CKD: torch.Tensor,
     positions: torch.Tensor,
-    sliding_window: int | None,
+    *,
     scale: float,
+    softcap: float | None,
+    bias: torch.Tensor | None,
+    sliding_window: int | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return softmax(scale * q @ k) @ v of one sequence; a query sees positions up to its own."""
+    """Return softmax(scores) @ v of one sequence; a query sees positions up to its own.
+
+    `bias` is added to the scores [N, T, C], `sinks` [N] are logits of keys without values.
+    Sources: arXiv 2408.00118 (softcap), openai/gpt-oss (sinks).
+    """
     group = q_TND.shape[1] // k_CKD.shape[1]
     k_CND, v_CND = (x.repeat_interleave(group, dim=1) for x in (k_CKD, v_CKD))
     scores = torch.einsum("tnd,cnd->ntc", q_TND, k_CND).float() * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if bias is not None:
+        scores = scores + bias
     distance = positions[:, None] - torch.arange(k_CKD.shape[0], device=positions.device)
     hidden = distance < 0
     if sliding_window is not None:
         hidden |= distance >= sliding_window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1).to(q_TND.dtype)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        sink_N11 = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+        scores = torch.cat((scores, sink_N11), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : k_CKD.shape[0]].to(q_TND.dtype)
     return torch.einsum("ntc,cnd->tnd", weights, v_CND)
 
 

@@ -23,7 +23,15 @@ enum LlmcKind : int32_t {
     LLMC_MOE_LINEAR = 11,
     LLMC_MOE_COMBINE = 12,
     LLMC_SIGMOID_GATE = 13,
-    LLMC_NUM_KINDS = 14,
+    LLMC_LAYER_NORM = 14,
+    LLMC_HEAD_NORM = 15,
+    LLMC_QK_SQUARES = 16,
+    LLMC_WIDE_QK_NORM = 17,
+    LLMC_ACTIVATION = 18,
+    LLMC_POSITION_EMBEDDING = 19,
+    LLMC_LOGITS_TRANSFORM = 20,
+    LLMC_CLAMP = 21,
+    LLMC_NUM_KINDS = 22,
 };
 
 // Element types of stored tensors. Activations are always fp32. F8 is e4m3, F4 e2m1.

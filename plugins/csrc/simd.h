@@ -153,8 +153,6 @@ static inline vf exp(vf x) {
     return p * (vf)power;
 }
 
-static inline vf silu(vf x) { return x / (1.0f + exp(-x)); }
-
 static inline float f16_to_f32(uint16_t h) {
     uint32_t magnitude = (uint32_t)(h & 0x7fff) << 13, sign = (uint32_t)(h & 0x8000) << 16;
     float value;

@@ -4,7 +4,9 @@
 namespace LLMC_NS {
 
 extern const Kernel embedding, rms_norm, linear, rope_kv, attention, gated_activation, add,
-    gather_last, round_rows, moe_routing, moe_group, moe_linear, moe_combine, sigmoid_gate;
+    gather_last, round_rows, moe_routing, moe_group, moe_linear, moe_combine, sigmoid_gate,
+    layer_norm, head_norm, qk_squares, wide_qk_norm, activation, position_embedding,
+    logits_transform, clamp;
 
 KernelTable kernels() {
     static Kernel table[LLMC_NUM_KINDS];
@@ -22,6 +24,14 @@ KernelTable kernels() {
     table[LLMC_MOE_LINEAR] = moe_linear;
     table[LLMC_MOE_COMBINE] = moe_combine;
     table[LLMC_SIGMOID_GATE] = sigmoid_gate;
+    table[LLMC_LAYER_NORM] = layer_norm;
+    table[LLMC_HEAD_NORM] = head_norm;
+    table[LLMC_QK_SQUARES] = qk_squares;
+    table[LLMC_WIDE_QK_NORM] = wide_qk_norm;
+    table[LLMC_ACTIVATION] = activation;
+    table[LLMC_POSITION_EMBEDDING] = position_embedding;
+    table[LLMC_LOGITS_TRANSFORM] = logits_transform;
+    table[LLMC_CLAMP] = clamp;
     return table;
 }
 

@@ -12,7 +12,8 @@ def unsupported(call: OpCall) -> list[str]:
 def lower(call: OpCall, lowering: Lowering) -> list[CpuOp]:
     """Keep the table row by row in the checkpoint's dtype, mapped: a step touches few rows."""
     columns, start = call.attrs["hidden_size"], call.attrs["vocab_start"]
-    assert isinstance(columns, int) and isinstance(start, int)
+    scale = call.attrs["scale"]
+    assert isinstance(columns, int) and isinstance(start, int) and isinstance(scale, float)
     table = lowering.read(call.weights["weight"])
     lowering.add_value(call.outputs[0], "T", columns)
     return [
@@ -23,6 +24,7 @@ def lower(call: OpCall, lowering: Lowering) -> list[CpuOp]:
             outputs=call.outputs,
             type=lowering.dtype,
             dims=(columns, start, table.shape[0]),
+            params=(scale,),
             tensors=(lowering.write(f"{call.name}.weight", table, resident=False),),
         )
     ]

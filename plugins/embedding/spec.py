@@ -13,6 +13,7 @@ SPEC = OpSpec(
         ),
         "num_embeddings": Attribute(types=(int,), meaning="rows of this rank's table"),
         "hidden_size": Attribute(types=(int,), meaning="columns of this rank's table"),
+        "scale": Attribute(types=(float,), meaning="factor of the rows; 1.0 for none"),
     },
     weights={"weight": WeightRole(shape=("num_embeddings", "hidden_size"))},
 )

@@ -1,1 +1,1 @@
-"""act(first half) * second half of a fused gate-up product."""
+"""One half of a fused product, activated, times the other half."""

@@ -1,23 +1,20 @@
 """CPU lowering of `gated_activation`, where it was not fused into the linear before it."""
 
+from typing import Any
+
+from llmc.plugins.activation.cpu import NUMBERS, activation_unsupported
 from llmc.plugins.cpu_lowering import Lowering
 from llmc.plugins.cpu_program import CpuOp
 from llmc.plugins.graph import OpCall
 
-ACTIVATIONS = ("silu",)
-"""What the kernels know, here and in linear's epilogue."""
-
 
 def unsupported(call: OpCall) -> list[str]:
-    activation = call.attrs["activation"]
-    if activation in ACTIVATIONS:
-        return []
-    return [f"{call.name}: activation {activation!r}, expected one of {', '.join(ACTIVATIONS)}"]
+    return activation_unsupported(call)
 
 
 def lower(call: OpCall, lowering: Lowering) -> list[CpuOp]:
-    columns = call.attrs["intermediate_size"]
-    assert isinstance(columns, int)
+    attrs: dict[str, Any] = call.attrs
+    columns = attrs["intermediate_size"]
     lowering.add_value(call.outputs[0], lowering.rows(call.inputs[0]), columns)
     return [
         CpuOp(
@@ -25,6 +22,6 @@ def lower(call: OpCall, lowering: Lowering) -> list[CpuOp]:
             name=call.name,
             inputs=call.inputs,
             outputs=call.outputs,
-            dims=(columns,),
+            dims=(columns, NUMBERS[attrs["activation"]], attrs["activated_half"]),
         )
     ]

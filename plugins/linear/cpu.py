@@ -3,8 +3,9 @@
 Inputs that are scaled or rounded first are so by an op of their own before the product; a fixed
 scale of theirs is folded into the weight's.
 
-The target may have fused what follows: a second input is the residual to add, and the attribute
-`fused_activation` says that the two halves of the output are gated in the epilogue.
+The target may have fused what follows: a second input is the residual to add; the attribute
+`fused_activation` is applied in the epilogue, to the output or, with `fused_half`, to that half of
+it before it is multiplied with the other.
 """
 
 from typing import Any
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from llmc.dtypes import dtype_name
 from llmc.errors import UnsupportedError
+from llmc.plugins.activation.cpu import NUMBERS
 from llmc.plugins.cpu_lowering import Lowering
 from llmc.plugins.cpu_program import CpuOp
 from llmc.plugins.graph import OpCall
@@ -130,7 +132,10 @@ class _Packed:
 
     def __init__(self, call: OpCall, lowering: Lowering, num_in: int) -> None:
         self.call, self.lowering, self.num_in = call, lowering, num_in
-        self.gated = "fused_activation" in call.attrs
+        self.gated = call.attrs.get("fused_half") is not None
+        activation, half = call.attrs.get("fused_activation"), call.attrs.get("fused_half")
+        self.activation = 0 if activation is None else NUMBERS[str(activation)]
+        self.half = half if isinstance(half, int) else 0
         self.value = call.inputs[0]
         self.rounding = InputRounding()
 
@@ -171,14 +176,14 @@ class _Packed:
         for role, vector in (("scale", scale), ("bias", bias)):
             name = f"{call.name}.{role}"
             tensors.append(None if vector is None else lowering.write(name, pad_columns(vector)))
-        dims: tuple[int, ...] = (self.num_in, columns, panels)
+        group_size = has_zeros = 0
         if groups is not None:
             scales, zeros = (
                 None if x is None else interleave_halves(x) if self.gated else x for x in groups
             )
             assert scales is not None
             tensors.append(lowering.write(f"{call.name}.groups", pack_groups(scales, zeros)))
-            dims = (*dims, self.num_in // scales.shape[1], int(zeros is not None))
+            group_size, has_zeros = self.num_in // scales.shape[1], int(zeros is not None)
         lowering.add_value(call.outputs[0], lowering.rows(call.inputs[0]), columns)
         return CpuOp(
             kind="linear",
@@ -191,6 +196,14 @@ class _Packed:
             row_scales=self.rounding.scale is None,
             # 16 bits cannot hold all of e4m3 beside its largest.
             float_rows=type == "int4" and self.rounding.number == "e4m3",
-            dims=dims,
+            dims=(
+                self.num_in,
+                columns,
+                panels,
+                group_size,
+                has_zeros,
+                self.activation,
+                self.half,
+            ),
             tensors=tuple(tensors),
         )

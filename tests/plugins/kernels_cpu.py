@@ -4,8 +4,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from llmc.plugins import native
+from llmc.plugins.activation.cpu import NUMBERS
+from llmc.plugins.activation.reference import ACTIVATIONS
 from llmc.plugins.cpu_program import FLAG_GATED, KINDS, TYPES
 from llmc.plugins.panels import PANEL, interleave_halves, pack_panels, pad_columns, padded
 from llmc.quant import w8a16
@@ -56,6 +59,12 @@ def run(
     return output
 
 
+def activated(name: str, x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return an activation in float64, by its reference."""
+    found: npt.NDArray[np.float64] = ACTIVATIONS[name](torch.from_numpy(x)).numpy()
+    return found
+
+
 class Linear:
     """A packed linear layer and the float64 matrix it stands for."""
 
@@ -66,8 +75,11 @@ class Linear:
         *,
         bias: Float32Array | None = None,
         gated: bool = False,
+        activation: str | None = None,
+        half: int = 0,
     ) -> None:
-        self.type, self.gated = type, gated
+        self.type, self.gated, self.half = type, gated, half
+        self.activation = activation or ("silu" if gated else None)
         self.num_out, self.num_in = weight.shape
         scale = None
         stored: npt.NDArray[Any]
@@ -99,7 +111,10 @@ class Linear:
             inputs=[x] if residual is None else [x, residual],
             output=np.full((x.shape[0], columns), np.nan, np.float32),
             tensors=[self.panels, *self.vectors],
-            dims=(self.num_in, columns, self.num_panels),
+            dims=(
+                *(self.num_in, columns, self.num_panels, 0, 0),
+                *(NUMBERS[self.activation] if self.activation else 0, self.half),
+            ),
             type=self.type,
             flags=FLAG_GATED if self.gated else 0,
         )
@@ -111,6 +126,8 @@ class Linear:
         if self.bias is not None:
             y += self.bias
         if self.gated:
-            half = self.num_out // 2
-            y = y[:, :half] / (1 + np.exp(-y[:, :half])) * y[:, half:]
+            halves = np.split(y, 2, axis=1)
+            y = activated(str(self.activation), halves[self.half]) * halves[1 - self.half]
+        elif self.activation:
+            y = activated(self.activation, y)
         return y if residual is None else y + residual

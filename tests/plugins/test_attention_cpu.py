@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from llmc.plugins import native
+from llmc.plugins.alibi import alibi_slopes
 from llmc.plugins.attention import reference
 from llmc.plugins.cpu_program import KINDS, TYPES, KvShape
 from llmc.plugins.cpu_step import native_batch, step_integers
@@ -32,6 +33,15 @@ class Shape:
     head_size: int
     rotary_dim: int
     sliding_window: int | None = None
+    rope_style: str = "neox"
+    alibi: dict[str, Any] | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
+
+    @property
+    def sinks(self) -> npt.NDArray[np.float32] | None:
+        draw = np.random.default_rng(2)
+        return draw.standard_normal(self.num_heads).astype(np.float32) if self.has_sinks else None
 
     @property
     def columns(self) -> int:
@@ -44,11 +54,14 @@ class Shape:
             "num_heads": self.num_heads,
             "num_kv_heads": self.num_kv_heads,
             "head_size": self.head_size,
+            "rope_style": self.rope_style,
             "rotary_dim": self.rotary_dim,
             "rotary_base": 10000.0,
             "rotary_scaling": None,
             "max_position_embeddings": 128,
             "sliding_window": self.sliding_window,
+            "alibi": self.alibi,
+            "softcap": self.softcap,
             "scale": self.head_size**-0.5,
         }
 
@@ -65,6 +78,30 @@ SHAPES = {
     "short_window": Shape(
         num_heads=3, num_kv_heads=1, head_size=32, rotary_dim=32, sliding_window=3
     ),
+    "pairs": Shape(num_heads=4, num_kv_heads=4, head_size=64, rotary_dim=16, rope_style="gptj"),
+    "no_rope": Shape(num_heads=2, num_kv_heads=2, head_size=40, rotary_dim=0, rope_style="none"),
+    "alibi": Shape(
+        num_heads=4,
+        num_kv_heads=2,
+        head_size=48,
+        rotary_dim=0,
+        rope_style="none",
+        # Not a power of two, and not the first rank's.
+        alibi={"first_head": 6, "total_heads": 12, "scaled": False},
+    ),
+    "falcon": Shape(
+        num_heads=6,
+        num_kv_heads=1,
+        head_size=64,
+        rotary_dim=0,
+        rope_style="none",
+        alibi={"first_head": 0, "total_heads": 6, "scaled": True},
+    ),
+    "softcap": Shape(num_heads=4, num_kv_heads=2, head_size=64, rotary_dim=64, softcap=0.7),
+    "sinks": Shape(
+        num_heads=8, num_kv_heads=2, head_size=64, rotary_dim=64, sliding_window=9, has_sinks=True
+    ),
+    "large_head": Shape(num_heads=2, num_kv_heads=1, head_size=512, rotary_dim=512),
 }
 
 
@@ -84,6 +121,8 @@ class PagedAttention:
         self.pool = np.full(NUM_BLOCKS * kv.block_bytes, 0xFF, np.uint8)
         if shape.head_size % 32:
             self.pool[:] = 0
+        self.slopes = None if shape.alibi is None else alibi_slopes(shape.alibi, shape.num_heads)
+        self.sinks = shape.sinks
         self.tables = rope_tables(
             rotary_base=10000.0,
             rotary_dim=shape.rotary_dim,
@@ -96,19 +135,26 @@ class PagedAttention:
     def _op(self, kind: str, type: str) -> native.NativeOp:
         shape = self.shape
         op = native.NativeOp(kind=KINDS[kind], type=TYPES[type], input=0, input2=-1, output=1)
-        op.dim[:6] = (
+        op.dim[:5] = (
             shape.num_heads,
             shape.num_kv_heads,
             shape.head_size,
             shape.rotary_dim,
             32,
-            shape.sliding_window or 0,
         )
         factor, kv_scale = shape.head_size**-0.5, KV_SCALES.get(type, 1.0)
-        op.param[:2] = (1 / kv_scale, 0.0) if kind == "rope_kv" else (factor * kv_scale, kv_scale)
-        arrays: tuple[npt.NDArray[Any], ...] = (*self.tables, self.pool)
+        if kind == "rope_kv":
+            op.dim[5] = ("none", "neox", "gptj").index(shape.rope_style)
+            op.param[0] = 1 / kv_scale
+            arrays: tuple[npt.NDArray[Any] | None, ...] = (*self.tables, self.pool)
+        else:
+            op.dim[5] = shape.sliding_window or 0
+            if shape.alibi is not None:
+                op.dim[6] = 1 + shape.alibi["scaled"]
+            op.param[:4] = (factor * kv_scale, kv_scale, shape.softcap or 0.0, factor)
+            arrays = (self.slopes, self.sinks, self.pool)
         for place, array in enumerate(arrays):
-            op.tensor[place] = array.ctypes.data
+            op.tensor[place] = None if array is None else array.ctypes.data
         return op
 
     def __call__(self, qkv: npt.NDArray[np.float32], batch: Batch) -> npt.NDArray[np.float32]:
@@ -161,6 +207,7 @@ def test_equals_reference(instruction_set: str, type: str, name: str) -> None:
             block_tables=torch.from_numpy(batch.block_tables),
             kv_quant=KV_QUANTS.get(type, "none"),
             kv_cache_scaling_factor=torch.tensor([KV_SCALES.get(type, 1.0)]),
+            sinks=None if shape.sinks is None else torch.from_numpy(shape.sinks),
             **shape.attrs,
         ).numpy()
         # Keys and values rounded to the cache's type; scores are of the order of 1. The reference
@@ -173,7 +220,7 @@ def test_equals_reference(instruction_set: str, type: str, name: str) -> None:
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("type", KEY_TYPES)
-@pytest.mark.parametrize("name", ("smollm2", "mqa", "odd_head_size", "window"))
+@pytest.mark.parametrize("name", ("smollm2", "mqa", "odd_head_size", "window", "alibi", "sinks"))
 def test_token_does_not_depend_on_its_batch(instruction_set: str, type: str, name: str) -> None:
     """Bit for bit: in a mix, in one piece, and token by token."""
     shape = SHAPES[name]

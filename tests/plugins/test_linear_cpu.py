@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from llmc.plugins.activation.spec import ACTIVATIONS
 from llmc.plugins.cpu_program import FLAG_INTEGER_ROWS
 from llmc.plugins.panels import pack_panels
 from tests.plugins.kernels_cpu import INSTRUCTION_SETS, Float32Array, Linear, run
@@ -86,6 +87,19 @@ def test_epilogue(instruction_set: str, type: str, gated: bool, count: int) -> N
     found = linear(instruction_set, x, residual)
     atol = 5 * tolerance(instruction_set, type)
     np.testing.assert_allclose(found, linear.expected(x, residual), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("half", (None, 0, 1))
+def test_activations_in_the_epilogue(
+    instruction_set: str, activation: str, half: int | None
+) -> None:
+    linear = Linear(
+        make(72, 86), "float32", gated=half is not None, activation=activation, half=half or 0
+    )
+    x = rows(9, 72)
+    np.testing.assert_allclose(linear(instruction_set, x), linear.expected(x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)

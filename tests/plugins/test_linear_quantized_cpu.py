@@ -28,7 +28,7 @@ def make(algo: str, *, module: str = "fc", modules: int = 1) -> QuantizedLinear:
     choice = choice_for(algo, num_in, module=module, x=x)
     weights = [draw(NUM_OUT, num_in, seed=place) / np.sqrt(num_in) for place in range(modules)]
     tensors = [stored(algo, weight, choice, layout) for weight in weights]
-    gated = {"fused_activation": "silu"} if modules == 2 else {}
+    gated = {"fused_activation": "silu", "fused_half": 0} if modules == 2 else {}
     return QuantizedLinear(
         algo,
         tensors,
@@ -44,7 +44,7 @@ def expected(linear: QuantizedLinear, x: Float32Array) -> Float32Array:
     weights: Any = {
         role: [linear.tensors[name] for name in names] for role, names in call.weights.items()
     }
-    attrs: Any = {key: value for key, value in call.attrs.items() if key != "fused_activation"}
+    attrs: Any = {key: value for key, value in call.attrs.items() if not key.startswith("fused")}
     y = reference.evaluate(torch.from_numpy(x), **weights, **attrs)
     if "fused_activation" in call.attrs:
         half = y.shape[1] // 2

@@ -1,4 +1,4 @@
-// out = a + b. dim: 0 columns.
+// out = a + scale * b. dim: 0 columns. param: 0 scale.
 #include "rows.h"
 #include "simd.h"
 
@@ -15,7 +15,7 @@ static void run(const LlmcOp& op, const Step& step, int64_t task, Scratch&) {
     const float* a = step.buffers[op.input];
     const float* b = step.buffers[op.input2];
     float* out = step.buffers[op.output];
-    for (int64_t i = begin; i < end; i++) out[i] = a[i] + b[i];
+    for (int64_t i = begin; i < end; i++) out[i] = a[i] + b[i] * op.param[0];
 }
 
 extern const Kernel add = {num_tasks, run};

@@ -1,13 +1,16 @@
 // Paged causal attention of rotated queries over the cache; grouped query heads share keys.
 //
-// input: qkv as rope_kv leaves it; output: context [T, heads * head_size]. dim and tensor as rope_kv,
-// and 5 sliding window in tokens (0: none). param: 0 scale of the
-// scores, 1 of the values; both include that of a cache of int8 or e4m3.
+// input: qkv as rope_kv leaves it; output: context [T, heads * head_size]. dim: 0 to 4 as rope_kv, 5
+// sliding window in tokens (0: none), 6 bias by distance (0 none, 1 ALiBi, 2 Falcon's). tensor: 0 slopes
+// of the bias [heads], 1 sinks [heads], logits of keys without values (fp32; null if absent), 2 cache.
+// param: 0 scale of the scores, 1 of the values, both with that of a cache of int8 or e4m3; 2 soft cap of
+// the scores (0: none); 3 scale of Falcon's bias.
 //
 // A row is one (token, query head). Each row walks its keys in sub-blocks of 32 in order, with an
 // online softmax per sub-block, whether it stands alone (decode) or in a tile of a prompt; a
 // sub-block that is masked for a row leaves it exactly as it was.
 // Source: online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867.
+#include "activations.h"
 #include "kv_cache.h"
 #include "rows.h"
 
@@ -32,6 +35,33 @@ static int64_t num_tasks(const LlmcOp& op, const Step& step) {
     return step.batch->num_tiles * (op.dim[0] / heads_per_task(op, step));
 }
 
+enum Bias : int64_t { NO_BIAS = 0, ALIBI = 1, FALCON = 2 };
+
+// What turns products of a head into scores.
+struct Scoring {
+    int64_t window;
+    Bias bias;
+    float cap, bias_scale;
+    const float *slopes, *sinks;  // of the first head
+
+    Scoring(const LlmcOp& op, int64_t head)
+        : window(op.dim[5]), bias((Bias)op.dim[6]), cap(op.param[2]), bias_scale(op.param[3]),
+          slopes(op.tensor[0] ? static_cast<const float*>(op.tensor[0]) + head : nullptr),
+          sinks(op.tensor[1] ? static_cast<const float*>(op.tensor[1]) + head : nullptr) {}
+
+    // Scores of one vector of keys, from first_key on.
+    vf apply(vf products, int64_t head, int64_t first_key, int64_t position) const {
+        if (cap > 0) products = soft_cap(products, cap);
+        if (bias == NO_BIAS) return products;
+        vf key;
+        for (int i = 0; i < W; i++) key[i] = (float)(first_key + i);
+        if (bias == ALIBI) return products + slopes[head] * (key - (float)position);
+        vf rounded = slopes[head] * key;
+        for (int i = 0; i < W; i++) rounded[i] = bf16_to_f32(f32_to_bf16(rounded[i]));
+        return products + rounded * bias_scale;
+    }
+};
+
 struct Rows {
     int64_t count, heads, first_position, head_size, padded_size;
     float *q, *scores, *out, *maximum, *total, *unpacked;  // out: [head_size / 32][count][32]
@@ -40,7 +70,8 @@ struct Rows {
 };
 
 // scores[rows, 32] -> probabilities against the running maximum; rescales what was summed so far.
-static void online_softmax(const Rows& rows, int64_t first_key, int64_t window) {
+static void online_softmax(const Rows& rows, int64_t first_key, const Scoring& scoring) {
+    const int64_t window = scoring.window;
     vf lane;
     for (int i = 0; i < W; i++) lane[i] = (float)i;
     for (int64_t r = 0; r < rows.count; r++) {
@@ -53,7 +84,7 @@ static void online_softmax(const Rows& rows, int64_t first_key, int64_t window) 
         for (int v = 0; v < VECTORS; v++) {
             const vf key = lane + (float)(v * W);
             masked[v] = (key > last) | (key < first);
-            s[v] = load(scores + v * W);
+            s[v] = scoring.apply(load(scores + v * W), r % rows.heads, first_key + v * W, position);
             highest = maximum(masked[v] ? splat(NO_MAXIMUM) : s[v], highest);
         }
         const float old = rows.maximum[r], found = largest(highest);
@@ -100,15 +131,15 @@ static void multiply_panel(const Rows& rows, const float* a, int64_t a_row, cons
 
 template <int TYPE>
 static void attend(const LlmcOp& op, const LlmcBatch& batch, int64_t sequence, int64_t kv_head,
-                   const Rows& rows) {
+                   const Rows& rows, const Scoring& scoring) {
     const KvLayout layout(op);
-    const int64_t window = op.dim[5], last = rows.position(rows.count - 1);
+    const int64_t window = scoring.window, last = rows.position(rows.count - 1);
     const int32_t* table = batch.block_tables + sequence * batch.max_blocks;
     int64_t sub = window ? max64(0, rows.first_position - window + 1) / 32 : 0;
     for (; sub * 32 <= last; sub++) {
         const char* unit = layout.unit(op.tensor[2], table, sub, kv_head);
         multiply_panel<TYPE>(rows, rows.q, rows.padded_size, unit, rows.head_size, rows.scores, true);
-        online_softmax(rows, sub * 32, window);
+        online_softmax(rows, sub * 32, scoring);
         // Slots beyond the last query's position hold another sequence's leftovers: not touched.
         const int64_t keys = min64(32, last - sub * 32 + 1);
         const char* values = unit + layout.values_offset();
@@ -125,6 +156,7 @@ static void run(const LlmcOp& op, const Step& step, int64_t task, Scratch& scrat
     const int64_t tile = task / parts, head = task % parts * taken;
     const int64_t begin = batch.tile_start[tile], tokens = batch.tile_start[tile + 1] - begin;
     Rows rows{tokens * taken, taken, batch.positions[begin], size, pad32(size)};
+    const Scoring scoring(op, head);
     float* next = scratch.memory;
     auto take = [&next](int64_t count) { float* p = next; next += (count + 15) / 16 * 16; return p; };
     rows.q = take(rows.count * rows.padded_size);
@@ -137,16 +169,17 @@ static void run(const LlmcOp& op, const Step& step, int64_t task, Scratch& scrat
     for (int64_t r = 0; r < rows.count; r++) {
         const float* q = qkv + r / taken * (heads + 2 * kv_heads) * size + (head + r % taken) * size;
         for (int64_t i = 0; i < size; i++) rows.q[r * rows.padded_size + i] = q[i] * op.param[0];
-        rows.maximum[r] = NO_MAXIMUM;
-        rows.total[r] = 0;
+        // A sink is a key that was seen first and has no value.
+        rows.maximum[r] = scoring.sinks ? scoring.sinks[r % taken] : NO_MAXIMUM;
+        rows.total[r] = scoring.sinks ? 1 : 0;
     }
     memset(rows.out, 0, rows.count * rows.padded_size * sizeof(float));
     const int64_t sequence = batch.tile_sequence[tile], kv_head = head / group;
-    if (op.type == LLMC_F32) attend<LLMC_F32>(op, batch, sequence, kv_head, rows);
-    if (op.type == LLMC_F16) attend<LLMC_F16>(op, batch, sequence, kv_head, rows);
-    if (op.type == LLMC_BF16) attend<LLMC_BF16>(op, batch, sequence, kv_head, rows);
-    if (op.type == LLMC_I8) attend<LLMC_I8>(op, batch, sequence, kv_head, rows);
-    if (op.type == LLMC_F8) attend<LLMC_F8>(op, batch, sequence, kv_head, rows);
+    if (op.type == LLMC_F32) attend<LLMC_F32>(op, batch, sequence, kv_head, rows, scoring);
+    if (op.type == LLMC_F16) attend<LLMC_F16>(op, batch, sequence, kv_head, rows, scoring);
+    if (op.type == LLMC_BF16) attend<LLMC_BF16>(op, batch, sequence, kv_head, rows, scoring);
+    if (op.type == LLMC_I8) attend<LLMC_I8>(op, batch, sequence, kv_head, rows, scoring);
+    if (op.type == LLMC_F8) attend<LLMC_F8>(op, batch, sequence, kv_head, rows, scoring);
     for (int64_t r = 0; r < rows.count; r++) {
         float* y = step.buffers[op.output] + (begin + r / taken) * heads * size + (head + r % taken) * size;
         for (int64_t i = 0; i < size; i++)

@@ -1,8 +1,7 @@
-// Rotates queries and keys by position (neox halves), in place, and writes keys and values to the
-// paged cache.
+// Rotates queries and keys by position, in place, and writes keys and values to the paged cache.
 //
 // input: qkv [T, (heads + 2 kv_heads) * head_size]. dim: 0 heads, 1 kv_heads, 2 head_size,
-// 3 rotary_dim, 4 tokens_per_block. tensor: 0 cos, 1 sin [positions, rotary_dim / 2], 2 cache.
+// 3 rotary_dim, 4 tokens_per_block, 5 which columns turn together (Style). tensor: 0 cos, 1 sin [positions, rotary_dim / 2], 2 cache.
 // param: 0 what keys and values are multiplied with before they are rounded to int8 or e4m3.
 #include "kv_cache.h"
 #include "rounding.h"
@@ -16,11 +15,21 @@ static int64_t num_tasks(const LlmcOp&, const Step& step) {
     return ceil_div(step.batch->num_tokens, TOKENS_PER_TASK);
 }
 
-static void rotate(float* x, int64_t half, const float* cos, const float* sin) {
+enum Style : int64_t { NONE = 0, HALVES = 1, PAIRS = 2 };
+
+static void rotate_halves(float* x, int64_t half, const float* cos, const float* sin) {
     for (int64_t i = 0; i < half; i++) {
         const float a = x[i], b = x[i + half];
         x[i] = a * cos[i] - b * sin[i];
         x[i + half] = b * cos[i] + a * sin[i];
+    }
+}
+
+static void rotate_pairs(float* x, int64_t half, const float* cos, const float* sin) {
+    for (int64_t i = 0; i < half; i++) {
+        const float a = x[2 * i], b = x[2 * i + 1];
+        x[2 * i] = a * cos[i] - b * sin[i];
+        x[2 * i + 1] = b * cos[i] + a * sin[i];
     }
 }
 
@@ -57,7 +66,10 @@ static void run(const LlmcOp& op, const Step& step, int64_t task, Scratch&) {
         float* v = k + kv_heads * size;
         const float* cos = static_cast<const float*>(op.tensor[0]) + position * half;
         const float* sin = static_cast<const float*>(op.tensor[1]) + position * half;
-        for (int64_t h = 0; h < heads + kv_heads; h++) rotate(q + h * size, half, cos, sin);
+        for (int64_t h = 0; h < heads + kv_heads; h++) {
+            if (op.dim[5] == HALVES) rotate_halves(q + h * size, half, cos, sin);
+            if (op.dim[5] == PAIRS) rotate_pairs(q + h * size, half, cos, sin);
+        }
         for (int64_t h = 0; h < kv_heads; h++) {
             char* unit = layout.unit(op.tensor[2], table, position / 32, h);
             const float *key = k + h * size, *value = v + h * size;

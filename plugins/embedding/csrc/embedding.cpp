@@ -1,7 +1,8 @@
-// hidden[t] = table[token_ids[t] - vocab_start], zeros outside the table.
-// dim: 0 columns, 1 vocab_start, 2 rows of the table. tensor: 0 table, row by row, of `type`.
-#include "panel.h"
+// hidden[t] = table[token_ids[t] - vocab_start] * scale, zeros outside the table.
+// dim: 0 columns, 1 vocab_start, 2 rows of the table. param: 0 scale. tensor: 0 table, row by row, of
+// `type`.
 #include "rows.h"
+#include "table_row.h"
 
 namespace LLMC_NS {
 
@@ -15,18 +16,8 @@ static void run(const LlmcOp& op, const Step& step, int64_t task, Scratch&) {
     for (int64_t t = task * count; t < end; t++) {
         const int64_t row = step.batch->token_ids[t] - op.dim[1];
         float* y = step.buffers[op.output] + t * columns;
-        if (row < 0 || row >= op.dim[2]) {
-            memset(y, 0, columns * sizeof(float));
-        } else if (op.type == LLMC_F32) {
-            memcpy(y, static_cast<const float*>(op.tensor[0]) + row * columns,
-                   columns * sizeof(float));
-        } else {
-            const uint16_t* x = static_cast<const uint16_t*>(op.tensor[0]) + row * columns;
-            if (op.type == LLMC_BF16)
-                for (int64_t i = 0; i < columns; i++) y[i] = bf16_to_f32(x[i]);
-            else
-                for (int64_t i = 0; i < columns; i++) y[i] = f16_to_f32(x[i]);
-        }
+        if (row < 0 || row >= op.dim[2]) memset(y, 0, columns * sizeof(float));
+        else read_row(op.type, op.tensor[0], row * columns, columns, op.param[0], y);
     }
 }
 

@@ -1,6 +1,7 @@
-// y = silu(x[:, :columns]) * x[:, columns:]. dim: 0 columns of y.
+// y = one half of x, activated, times the other.
+// dim: 0 columns of y, 1 activation (activations.h), 2 the half that is activated (0 or 1).
+#include "activations.h"
 #include "rows.h"
-#include "simd.h"
 
 namespace LLMC_NS {
 
@@ -11,16 +12,17 @@ static int64_t num_tasks(const LlmcOp& op, const Step& step) {
 static void run(const LlmcOp& op, const Step& step, int64_t task, Scratch&) {
     const int64_t columns = op.dim[0], count = stream_rows(columns);
     const int64_t end = min64(op_rows(op, step), (task + 1) * count);
+    const Activation kind = (Activation)op.dim[1];
     for (int64_t row = task * count; row < end; row++) {
         const float* x = step.buffers[op.input] + row * 2 * columns;
+        const float* activated = x + op.dim[2] * columns;
+        const float* other = x + (1 - op.dim[2]) * columns;
         float* y = step.buffers[op.output] + row * columns;
         int64_t i = 0;
-        for (; i + W <= columns; i += W) store(y + i, silu(load(x + i)) * load(x + columns + i));
-        for (; i < columns; i++) {  // a whole vector of one value: the tail rounds as the rest does
-            float lanes[W];
-            store(lanes, silu(splat(x[i])));
-            y[i] = lanes[0] * x[columns + i];
-        }
+        for (; i + W <= columns; i += W)
+            store(y + i, activate(kind, load(activated + i)) * load(other + i));
+        // A whole vector of one value: the tail rounds as the rest does.
+        for (; i < columns; i++) y[i] = activate(kind, splat(activated[i]))[0] * other[i];
     }
 }
 

@@ -1,4 +1,4 @@
-// y[M, N] = x[M, K] * weight[N, K]^T, then per column scale and bias, SwiGLU, residual.
+// y[M, N] = x[M, K] * weight[N, K]^T, then per column scale and bias, activation, residual.
 //
 // dim: 0 K, 1 N (columns of y), 2 panels. tensor: 0 panels, 1 scale, 2 bias (fp32, padded to whole
 // panels; null if absent). input2: residual [M, N] or -1.
@@ -6,9 +6,11 @@
 // whether groups have zeros. FLAG_INTEGER_ROWS: x are integers from -128 to 127 and keep their values.
 // FLAG_FLOAT_ROWS: x are multiplied as they are, beside int4 weights.
 // FLAG_ROW_SCALES: behind x stands what each row is to be multiplied with.
-// FLAG_GATED: a panel holds 16 activated columns, then the 16 columns they gate.
+// dim 5: activation of y (activations.h). FLAG_GATED: a panel holds 16 columns of the first half of y and
+// the same 16 of the second; dim 6 says which half is activated, and y is their product.
 //
 // product.h multiplies; a row's result does not depend on the rows it is batched with.
+#include "activations.h"
 #include "plan.h"
 
 namespace LLMC_NS {
@@ -42,6 +44,8 @@ static void finish(const void* output, int64_t panel, float* c) {
     const float* scale = static_cast<const float*>(op.tensor[1]);
     const float* bias = static_cast<const float*>(op.tensor[2]);
     const bool gated = op.flags & LLMC_FLAG_GATED;
+    const Activation activation = (Activation)op.dim[5];
+    const int64_t activated = op.dim[6] * PANEL / 2, other = PANEL / 2 - activated;
     const int64_t width = gated ? PANEL / 2 : PANEL, column = panel * width;
     const int64_t valid = min64(width, N - column);
     const float* row_scale = nullptr;
@@ -55,9 +59,12 @@ static void finish(const void* output, int64_t panel, float* c) {
             if (bias) y = y + load(bias + panel * PANEL + v * W);
             store(c + v * W, y);
         }
-        if (gated)
-            for (int v = 0; v < VECTORS / 2; v++)
-                store(c + v * W, silu(load(c + v * W)) * load(c + PANEL / 2 + v * W));
+        if (gated) {
+            for (int64_t i = 0; i < PANEL / 2; i += W)
+                store(c + i, activate(activation, load(c + activated + i)) * load(c + other + i));
+        } else if (activation) {
+            for (int64_t i = 0; i < PANEL; i += W) store(c + i, activate(activation, load(c + i)));
+        }
         float* y = step.buffers[op.output] + (first_row + r) * N + column;
         if (op.input2 >= 0) {
             const float* residual = step.buffers[op.input2] + (first_row + r) * N + column;

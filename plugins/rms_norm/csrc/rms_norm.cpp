@@ -1,9 +1,7 @@
 // y = x / sqrt(mean(x^2) + epsilon) * weight, per row.
 // dim: 0 columns. param: 0 epsilon. tensor: 0 weight (fp32).
-#include <math.h>
-
+#include "norms.h"
 #include "rows.h"
-#include "simd.h"
 
 namespace LLMC_NS {
 
@@ -17,17 +15,9 @@ static void run(const LlmcOp& op, const Step& step, int64_t task, Scratch&) {
     const float* weight = static_cast<const float*>(op.tensor[0]);
     for (int64_t row = task * count; row < end; row++) {
         const float* x = step.buffers[op.input] + row * columns;
-        float* y = step.buffers[op.output] + row * columns;
-        vf squares[2] = {};
-        int64_t i = 0;
-        for (; i + 2 * W <= columns; i += 2 * W) {
-            squares[0] = fma(load(x + i), load(x + i), squares[0]);
-            squares[1] = fma(load(x + i + W), load(x + i + W), squares[1]);
-        }
-        float total = sum(squares[0] + squares[1]);
-        for (; i < columns; i++) total += x[i] * x[i];
-        const float factor = 1.0f / sqrtf(total / (float)columns + op.param[0]);
-        for (i = 0; i < columns; i++) y[i] = x[i] * factor * weight[i];
+        const float mean_square = sum_of_squares(x, columns, 0) / (float)columns;
+        scale_row(x, columns, mean_square, op.param[0], weight,
+                  step.buffers[op.output] + row * columns);
     }
 }
 

@@ -1,0 +1,1 @@
+"""An elementwise activation: the MLP without a gate."""

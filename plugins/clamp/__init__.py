@@ -1,0 +1,1 @@
+"""Bounds the magnitude of every element."""

@@ -1,0 +1,1 @@
+"""Normalization of each query and key head by itself; values pass."""

@@ -1,0 +1,1 @@
+"""Scaling and soft-capping of logits."""

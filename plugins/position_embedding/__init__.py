@@ -1,0 +1,1 @@
+"""Adds the learned vector of each token's position."""
