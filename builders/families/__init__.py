@@ -4,5 +4,14 @@ To add one: write `<model_type>.py` here and name its architectures below.
 """
 
 __all__ = ["FAMILIES"]
-FAMILIES: dict[str, str] = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama"}
+FAMILIES: dict[str, str] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "GPT2LMHeadModel": "gpt2",
+}
 """Entry of `architectures` in config.json → module of this package."""

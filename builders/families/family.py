@@ -34,7 +34,7 @@ class Family:
     remain unread.
 
     `tensorrt_llm`: the first version of TensorRT-LLM with a converter for the family, None when
-    there is none up to 1.2.
+    there is none up to 1.2. `smoothquant`: whether that converter writes SmoothQuant's formats.
     """
 
     read_arch: Callable[[HfConfig], ModelArch]
@@ -47,11 +47,14 @@ class Family:
     settings: Callable[[ModelArch], dict[str, Any]] = field(default=lambda arch: {})
     left_out: tuple[str, ...] = ()
     tensorrt_llm: str | None = None
+    smoothquant: bool = False
 
     def arch(self, config: HfConfig) -> ModelArch:
         """Return the architecture `config` describes; what cannot be converted is noted there."""
         arch = self.read_arch(config)
-        return replace(arch, family_settings=self.settings(arch), left_out=self.left_out)
+        return replace(
+            arch, family_settings=self.settings(arch), left_out=tuple(sorted(self.left_out))
+        )
 
     def sources(
         self, spec: TensorSpec, arch: ModelArch, present: Collection[str] | None = None

@@ -22,8 +22,9 @@ T = TypeVar("T", int, float, str, bool, dict[str, Any])
 _HARMLESS = (
     # about the file or the training, not about what inference computes
     *("_*", "architectures", "auto_map", "model_type", "transformers*", "unsloth*", "torchscript"),
-    *("initializer_range", "*dropout", "attn_pdrop", "pretraining_tp", "use_cache", "torch_dtype"),
+    *("initializer_range", "*dropout", "*_pdrop", "pretraining_tp", "use_cache", "torch_dtype"),
     *("dtype", "gradient_checkpointing", "chunk_size_feed_forward", "problem_type", "id2label"),
+    *("summary_*", "task_specific_params", "n_ctx", "cache_implementation"),
     *("label2id", "num_labels", "output_*", "return_dict*", "name_or_path", "is_llama_config"),
     # generation settings, which old files keep here
     *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id"),

@@ -154,9 +154,9 @@ def test_every_reason_is_listed() -> None:
     tiny = TinyLlama.make()
     arch = replace(
         tiny.arch,
-        hidden_act="gelu",
-        activation="gelu",
-        position_embedding_type="alibi",
+        hidden_act="selu",
+        activation="selu",
+        position_embedding_type="chatglm",
         family_settings={"residual_mlp": True, "moe": {"num_experts": 8}},
     )
     config = replace(tiny, arch=arch).config(tp=3)
@@ -166,8 +166,8 @@ def test_every_reason_is_listed() -> None:
     text = "\n".join(caught.value.reasons)
     for part in (
         "tp_size 3 does not divide num_attention_heads 4",
-        "hidden_act: 'gelu', expected 'silu'",
-        "position_embedding_type: 'alibi'",
+        "hidden_act: 'selu', expected one of silu, gelu,",
+        "position_embedding_type: 'chatglm', expected one of rope_gpt_neox,",
         "residual_mlp: True, expected False",
         "moe.num_experts: 8, expected 0",
         "transformer.layers.1.mlp.fc is plain, transformer.layers.1.mlp.gate W8A16",

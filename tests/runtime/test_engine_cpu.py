@@ -1,6 +1,5 @@
 """The CPU engine against transformers on tiny random llamas, and its promises about batches."""
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,6 +18,7 @@ from llmc.runtime.engines.cpu_memory import plan_kv_blocks
 from tests.plugins.kernels_cpu import INSTRUCTION_SETS
 from tests.plugins.tiny_llama import VARIANTS, TinyLlama
 from tests.runtime.cpu_engines import LIMITS, build_engine, ragged, run
+from tests.runtime.lockstep import Link
 
 KV = KvCacheConfig(max_tokens=1024)
 LENGTHS = (90, 41, 7)
@@ -109,49 +109,6 @@ def test_few_logits_and_none(tmp_path: Path) -> None:
     engine.close()
 
 
-class ThreadRanks:
-    """A communicator of ranks that are threads of one process."""
-
-    def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=60)
-        self.slots: list[Any] = [None] * size
-        self.mail: dict[tuple[int, int], Any] = {}
-        self.arrived = threading.Condition()
-
-    def at(self, rank: int) -> "ThreadRank":
-        return ThreadRank(self, rank)
-
-
-class ThreadRank:
-    def __init__(self, ranks: ThreadRanks, rank: int) -> None:
-        self.ranks, self.rank = ranks, rank
-
-    def _exchange(self, values: Any, group: tuple[int, ...]) -> list[Any]:
-        assert self.rank in group
-        self.ranks.slots[self.rank] = values.copy()
-        self.ranks.barrier.wait()
-        found = [self.ranks.slots[rank] for rank in group]
-        self.ranks.barrier.wait()
-        return found
-
-    def allreduce(self, values: Any, group: tuple[int, ...]) -> None:
-        values[:] = sum(self._exchange(values, group))
-
-    def allgather(self, values: Any, group: tuple[int, ...]) -> Any:
-        return np.stack(self._exchange(values, group))
-
-    def send(self, values: Any, peer: int) -> None:
-        with self.ranks.arrived:
-            self.ranks.mail[self.rank, peer] = values.copy()
-            self.ranks.arrived.notify_all()
-
-    def recv(self, values: Any, peer: int) -> None:
-        with self.ranks.arrived:
-            key = (peer, self.rank)
-            assert self.ranks.arrived.wait_for(lambda: key in self.ranks.mail, timeout=60)
-            values[:] = self.ranks.mail.pop(key)
-
-
 @pytest.mark.parametrize(
     "split", ({"tp": 2}, {"pp": 2}, {"tp": 2, "use_parallel_embedding": True}), ids=str
 )
@@ -160,9 +117,9 @@ def test_several_ranks(split: dict[str, Any], tmp_path: Path) -> None:
     tiny = make("odd_vocabulary")
     config = tiny.config(**split)
     directory = build_engine(tiny, config, tmp_path)
-    ranks = ThreadRanks(config.mapping.world_size)
+    link = Link(config.mapping.world_size)
     engines = [
-        cpu.load(directory, rank=rank, kv=KV, threads=1, comm=ranks.at(rank))
+        cpu.load(directory, rank=rank, kv=KV, threads=1, comm=link.rank(rank))
         for rank in range(config.mapping.world_size)
     ]
     sequences = sequences_of(tiny)

@@ -18,9 +18,9 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [
 
 def read(**data: Any) -> tuple[float, dict[str, Any] | None, list[str]]:
     config = HfConfig(Path("config.json"), data)
-    base, scaling = read_rope(config, rotary_dim=16)
+    rope = read_rope(config, 16)
     config.question_unread()
-    return base, scaling, config.reasons
+    return rope.base, rope.scaling, config.reasons
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_is_not_understood_is_named(data: dict[str, Any], reason: str) -> N
 
 def test_an_odd_head_cannot_rotate() -> None:
     config = HfConfig(Path("config.json"), {})
-    read_rope(config, rotary_dim=15)
+    read_rope(config, 15)
     assert config.reasons == [
         "config.json: head_dim: 15, expected an even number, for rotary embedding"
     ]

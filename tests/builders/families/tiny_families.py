@@ -1,0 +1,129 @@
+"""A tiny random model of every family, made by transformers from a config.
+
+Weights follow from their tensor's name, so no model is stored. The spread of matrices is ten times
+the goldens': logits that differ, attention that is not uniform.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from tests.goldens import golden
+
+# Matrices this small only lose to a thread pool, most of all on a busy machine.
+torch.set_num_threads(1)
+
+LENGTH = 45
+"""Tokens of a prompt: more than any window and any original length below."""
+
+_SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 101,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GPT: dict[str, Any] = {
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "vocab_size": 101,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_ALTERNATING = ["sliding_attention", "full_attention"] * 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One model: its architecture, and its config beside `sizes`."""
+
+    architecture: str
+    model_type: str
+    settings: dict[str, Any]
+    sizes: dict[str, Any]
+
+    def config(self) -> Any:
+        """Return transformers' config."""
+        return transformers.AutoConfig.for_model(self.model_type, **self.sizes | self.settings)
+
+    def model(self) -> Any:
+        """Return transformers' model in eval mode."""
+        config = self.config()
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation="eager", dtype=torch.float32
+        )
+        assert type(model).__name__ == self.architecture, type(model)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                values = golden.values(name, tuple(parameter.shape), "float32")
+                spread = np.float32(10 if parameter.ndim > 1 else 1)
+                parameter.copy_(torch.from_numpy(values * spread))
+        return model.eval()
+
+
+def _case(architecture: str, model_type: str, **settings: Any) -> Case:
+    return Case(architecture=architecture, model_type=model_type, settings=settings, sizes=_SIZES)
+
+
+CASES: dict[str, Case] = {
+    "llama": _case("LlamaForCausalLM", "llama", attention_bias=True, mlp_bias=True),
+    "mistral": _case("MistralForCausalLM", "mistral", sliding_window=7, head_dim=24),
+    "qwen2": _case("Qwen2ForCausalLM", "qwen2"),
+    "qwen2-window": _case(
+        "Qwen2ForCausalLM",
+        "qwen2",
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=2,
+        tie_word_embeddings=True,
+    ),
+    "qwen3": _case("Qwen3ForCausalLM", "qwen3", head_dim=24),
+    "gemma": _case("GemmaForCausalLM", "gemma", head_dim=24),
+    "gemma2": _case(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        head_dim=24,
+        query_pre_attn_scalar=32,
+        sliding_window=7,
+        layer_types=_ALTERNATING,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
+    "gemma3": _case(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        head_dim=24,
+        query_pre_attn_scalar=32,
+        sliding_window=7,
+        layer_types=_ALTERNATING,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0},
+        },
+    ),
+    "gpt2": Case(architecture="GPT2LMHeadModel", model_type="gpt2", settings={}, sizes=_GPT),
+}
+
+
+def write_case(directory: Path, name: str) -> tuple[Path, Any]:
+    """Write the Hugging Face directory of a case; return it and transformers' model."""
+    model = CASES[name].model()
+    model.save_pretrained(directory)
+    return directory, model
+
+
+def prompt(vocab_size: int) -> list[int]:
+    """Return the token ids of a prompt of LENGTH."""
+    ids: list[int] = np.random.default_rng(0).integers(3, vocab_size, LENGTH).tolist()
+    return ids
