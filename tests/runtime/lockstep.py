@@ -10,8 +10,8 @@ Floats = npt.NDArray[np.float32]
 _TIMEOUT_S = 60.0
 
 
-class Link:
-    """What `size` ranks exchange their values over; `rank(r)` is the end of one."""
+class ThreadRanks:
+    """What `size` ranks exchange their values over; `at(rank)` is the end of one."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -19,14 +19,14 @@ class Link:
         self.barriers: dict[tuple[int, ...], Barrier] = {}
         self.queues = {(a, b): Queue[Floats]() for a in range(size) for b in range(size)}
 
-    def rank(self, rank: int) -> "End":
-        return End(self, rank)
+    def at(self, rank: int) -> "ThreadRank":
+        return ThreadRank(self, rank)
 
 
-class End:
+class ThreadRank:
     """One rank's communicator (runtime.engines.cpu.Communicator)."""
 
-    def __init__(self, link: Link, rank: int) -> None:
+    def __init__(self, link: ThreadRanks, rank: int) -> None:
         self._link, self._rank = link, rank
 
     def allreduce(self, values: Floats, group: tuple[int, ...]) -> None:

@@ -18,7 +18,7 @@ from llmc.runtime.engines.cpu_memory import plan_kv_blocks
 from tests.plugins.kernels_cpu import INSTRUCTION_SETS
 from tests.plugins.tiny_llama import VARIANTS, TinyLlama
 from tests.runtime.cpu_engines import LIMITS, build_engine, ragged, run
-from tests.runtime.lockstep import Link
+from tests.runtime.lockstep import ThreadRanks
 
 KV = KvCacheConfig(max_tokens=1024)
 LENGTHS = (90, 41, 7)
@@ -117,9 +117,9 @@ def test_several_ranks(split: dict[str, Any], tmp_path: Path) -> None:
     tiny = make("odd_vocabulary")
     config = tiny.config(**split)
     directory = build_engine(tiny, config, tmp_path)
-    link = Link(config.mapping.world_size)
+    ranks = ThreadRanks(config.mapping.world_size)
     engines = [
-        cpu.load(directory, rank=rank, kv=KV, threads=1, comm=link.rank(rank))
+        cpu.load(directory, rank=rank, kv=KV, threads=1, comm=ranks.at(rank))
         for rank in range(config.mapping.world_size)
     ]
     sequences = sequences_of(tiny)

@@ -16,7 +16,7 @@ from llmc.runtime.executor import Executor, ExecutorConfig
 from llmc.runtime.request import Request, SamplingParams
 from tests.plugins.tiny_llama import TinyLlama
 from tests.runtime.cpu_engines import LIMITS, build_engine
-from tests.runtime.test_engine_cpu import ThreadRanks
+from tests.runtime.lockstep import ThreadRanks
 
 VOCAB, TP = 97, 2
 

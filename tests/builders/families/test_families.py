@@ -18,28 +18,15 @@ from llmc.builders.hf.reader import HfWeights
 from llmc.checkpoint import Checkpoint, CheckpointConfig, Quantization, TensorSpec, tensor_specs
 from llmc.log import NullProgress
 from llmc.mapping import Mapping
-from tests.builders.hf_models import TINY, assemble, tiny_config
+from tests.builders.families.tiny_families import CASES, write_case
+from tests.builders.hf_models import assemble
 
 SPLITS = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=CASES)
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-    import transformers
-
-    architecture = request.param
-    settings = tiny_config(architecture)
-    for key in ("architectures", "torch_dtype"):
-        del settings[key]
-    config = transformers.AutoConfig.for_model(**settings)
-    torch.manual_seed(0)
-    model = getattr(transformers, architecture)(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter)  # biases and norms, too, must differ everywhere
-    directory = tmp_path_factory.mktemp(architecture)
-    model.save_pretrained(directory)
-    return directory
+    return write_case(tmp_path_factory.mktemp(request.param), request.param)[0]
 
 
 def convert_to(
@@ -60,7 +47,7 @@ def convert_to(
 
 
 def test_every_family_has_a_tiny_model() -> None:
-    assert TINY.keys() == FAMILIES.keys()
+    assert {case.architecture for case in CASES.values()} == FAMILIES.keys()
 
 
 def test_every_weight_of_the_schema_is_the_source_rows(model_dir: Path, tmp_path: Path) -> None:

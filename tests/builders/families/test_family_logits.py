@@ -20,7 +20,7 @@ from llmc.runtime.engines import cpu as engines
 from llmc.runtime.engines.cpu import CpuEngine
 from tests.builders.families.tiny_families import CASES, LENGTH, prompt, write_case
 from tests.runtime.cpu_engines import TOKENS_PER_BLOCK, ragged
-from tests.runtime.lockstep import Link
+from tests.runtime.lockstep import ThreadRanks
 
 LIMITS = BuildLimits(
     max_batch_size=2,
@@ -64,14 +64,14 @@ def engine_logits(
     )
     checkpoint = Checkpoint.open(checkpoint_dir)
     cpu.build(checkpoint, engine_dir, limits=LIMITS, progress=NullProgress())
-    link = Link(mapping.world_size)
+    link = ThreadRanks(mapping.world_size)
     ranks = [
         engines.load(
             engine_dir,
             rank=rank,
             kv=KvCacheConfig(max_tokens=8 * TOKENS_PER_BLOCK),
             threads=1,
-            comm=link.rank(rank) if mapping.world_size > 1 else None,
+            comm=link.at(rank) if mapping.world_size > 1 else None,
         )
         for rank in range(mapping.world_size)
     ]

@@ -182,8 +182,8 @@ def test_ties(flag: bool | None, output: str, tmp_path: Path) -> None:
         ({"hidden_size": "48"}, "hidden_size: '48', expected int"),
         ({"vocab_size": 0}, "vocab_size: 0, expected at least 1"),
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3, expected a divisor of"),
-        ({"hidden_act": "gelu"}, "hidden_act: 'gelu', expected 'silu'"),
-        ({"hidden_act": 3}, "hidden_act: 3, expected 'silu'"),
+        ({"hidden_act": "selu"}, "hidden_act: 'selu', expected one of silu, "),
+        ({"hidden_act": 3}, "hidden_act: 3, expected str"),
         ({"rope_interleaved": True}, "rope_interleaved: True, expected False"),
         ({"rope_scaling": {"type": "xpos"}}, "rope_scaling.rope_type: 'xpos'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: quant_method: '', expected"),
@@ -203,7 +203,7 @@ def test_a_setting_that_is_not_handled_is_an_error(
 def test_an_unknown_architecture_is_refused_with_the_known(tmp_path: Path) -> None:
     config = tiny_config() | {"architectures": ["XForCausalLM"]}
     (reason,) = reasons_of(write_tiny(tmp_path, config, tiny_tensors(tiny_config())))
-    assert "'XForCausalLM', expected one of LlamaForCausalLM, Mistral" in reason
+    assert "'XForCausalLM', expected one of " in reason and "LlamaForCausalLM" in reason
 
 
 def test_remote_code_is_never_imported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -229,7 +229,7 @@ def test_token_ids_outside_the_vocabulary_are_named(value: Any, tmp_path: Path) 
 
 
 def test_problems_of_every_kind_come_together(tmp_path: Path) -> None:
-    config = tiny_config(surprise=1, hidden_act="gelu")
+    config = tiny_config(surprise=1, hidden_act="selu")
     tensors = tiny_tensors(tiny_config())
     without(UP)(tensors)
     directory = write_tiny(tmp_path, config, tensors)

@@ -20,7 +20,7 @@ from llmc.runtime.engines import cpu
 from tests.builders.hf.cases import CASES, Case
 from tests.cli.run import llmc
 from tests.runtime.cpu_engines import ragged
-from tests.runtime.test_engine_cpu import ThreadRanks
+from tests.runtime.lockstep import ThreadRanks
 
 PROMPT = np.random.default_rng(5).integers(0, 101, 90).tolist()
 

@@ -103,5 +103,5 @@ def test_an_odd_head_cannot_rotate() -> None:
     config = HfConfig(Path("config.json"), {})
     read_rope(config, 15)
     assert config.reasons == [
-        "config.json: head_dim: 15, expected an even number, for rotary embedding"
+        "config.json: head_dim: 15, expected an even number of columns for rotary embedding"
     ]
