@@ -46,7 +46,8 @@ def verify(
         ),
     ] = False,
     typed: Annotated[
-        bool, typer.Option("--typed", help="With --network: round each value to its tensor's type.")
+        bool,
+        typer.Option("--typed", help="With --network: round to tensors' types, no verdict."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print gate.json.")] = False,
     cache: Annotated[

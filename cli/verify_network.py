@@ -57,6 +57,7 @@ def verify_network(
     failed = [name for name, one in found.items() if not one.passed]
     if failed:
         first = found[failed[0]]
+        assert first.tolerance is not None
         raise GateError(
             f"{directory}: the network is not the model: on {', '.join(failed)} logits differ by"
             f" {first.max_difference:.2e} at most and {first.mean_difference:.2e} on average,"
