@@ -7,6 +7,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "build": ("build", "Convert, quantize and compile a model; emit its Triton repository."),
     "inspect": ("inspect", "Say what an artifact holds: mapping, quantization, sizes, digests."),
     "verify": ("verify", "Measure an engine against the unquantized model."),
+    "refit": ("refit", "Give plans that were built without weights those of a checkpoint."),
     "serve": ("serve", "Serve a Triton repository with tritonserver."),
     "generate": ("generate", "Stream one answer from a running server."),
     "chat": ("chat", "Chat with a running server."),
