@@ -117,6 +117,7 @@ def step_batch(sequences: int, new: int, context: int, limits: Any) -> Batch:
         context_lens=np.full(sequences, context, np.int32),
         block_tables=tables.reshape(sequences, blocks).astype(np.int32),
         logits_rows=ends - 1,
+        prompt_lens=np.full(sequences, context, np.int32),
     )
 
 

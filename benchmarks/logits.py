@@ -136,6 +136,7 @@ def _batch(ids: Sequence[Sequence[int]], fresh: Sequence[int]) -> Batch:
         context_lens=_int32([len(own) for own in ids]),
         block_tables=tables,
         logits_rows=np.arange(num_tokens, dtype=np.int32),
+        prompt_lens=_int32([len(own) for own in ids]),
     )
 
 

@@ -94,6 +94,7 @@ def decode_batch(num_sequences: int, num_tokens: int = 1) -> Batch:
         context_lens=np.full(num_sequences, CONTEXT + num_tokens, np.int32),
         block_tables=np.arange(num_sequences * blocks, dtype=np.int32).reshape(-1, blocks),
         logits_rows=np.arange(1, num_sequences + 1, dtype=np.int32) * num_tokens - 1,
+        prompt_lens=np.full(num_sequences, CONTEXT, np.int32),
     )
 
 

@@ -199,6 +199,7 @@ def _batch(engine: Engine, sequences: Sequence[int], span: range) -> Batch:
         context_lens=np.full(len(sequences), span.stop, np.int32),
         block_tables=np.ascontiguousarray(tables),
         logits_rows=starts[1:] - 1,
+        prompt_lens=np.full(len(sequences), span.stop, np.int32),
     )
 
 

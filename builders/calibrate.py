@@ -209,6 +209,7 @@ def _batch(lengths: Sequence[int], device: torch.device) -> dict[str, torch.Tens
         "positions": torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths]),
         "query_start": torch.cat([torch.zeros(1, dtype=torch.int32), ends]),
         "context_lens": counts,
+        "prompt_lens": counts,
         "block_tables": torch.arange(len(lengths), dtype=torch.int32)[:, None],
     }
     return {name: value.to(device) for name, value in fields.items()}

@@ -53,6 +53,8 @@ class StepBatch(Protocol):
     @property
     def logits_rows(self) -> Int32Array: ...
     @property
+    def prompt_lens(self) -> Int32Array: ...
+    @property
     def num_tokens(self) -> int: ...
     @property
     def num_sequences(self) -> int: ...
@@ -195,6 +197,7 @@ def native_batch(batch: StepBatch, integers: tuple[Int32Array, ...]) -> native.N
         context_lens=batch.context_lens.ctypes.data,
         block_tables=batch.block_tables.ctypes.data,
         logits_rows=batch.logits_rows.ctypes.data,
+        prompt_lens=batch.prompt_lens.ctypes.data,
         token_sequence=token_sequence.ctypes.data,
         num_tiles=tile_sequence.shape[0],
         tile_start=tile_start.ctypes.data,

@@ -58,6 +58,7 @@ class NativeBatch(ctypes.Structure):
         ("context_lens", c_void_p),
         ("block_tables", c_void_p),
         ("logits_rows", c_void_p),
+        ("prompt_lens", c_void_p),
         ("token_sequence", c_void_p),
         ("num_tiles", c_int64),
         ("tile_start", c_void_p),

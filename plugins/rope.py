@@ -1,14 +1,17 @@
-"""Rotary position tables: cos and sin per position, for every scaling a llama config can ask for.
+"""Rotary angles: cos and sin of a token's place, for every scaling a config can ask for.
 
-Positions rotate by the neox rule: columns i and i + rotary_dim / 2 of a head turn together. A
-scaling that would need another table as a sequence grows is supported only while one is exact.
+An angle is position * frequency of the column pair; which columns pair up is the attention's
+`rope_style`. Two scalings change the frequencies once a sequence is longer than the model was first
+trained for. What counts is the rope length of a token: its prompt's length, or its own place
+(counted from 1) if that is later; so chunks, batches and preemption change nothing.
 
-Source: huggingface/transformers 5 src/transformers/modeling_rope_utils.py, whose float32 arithmetic
-is followed; papers named at each scaling.
+Source: huggingface/transformers 5.24 src/transformers/modeling_rope_utils.py, whose float32
+arithmetic is followed; papers named at each scaling.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,20 +21,78 @@ from llmc.errors import UnsupportedError
 
 Float32Array = npt.NDArray[np.float32]
 
-_LENGTH_DEPENDENT = ("dynamic", "longrope")
 _REQUIRED_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
-    "llama3": (
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ),
-    "yarn": ("original_max_position_embeddings",),
-    "longrope": ("short_factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": (),
+    "longrope": ("short_factor", "long_factor"),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthDependence:
+    """Angles that change once the rope length of a token is beyond `original`.
+
+    `each`: every length beyond has its own; else all of them share theirs.
+    """
+
+    original: int
+    each: bool
+
+
+def length_dependence(
+    rotary_scaling: dict[str, Any] | None, max_position_embeddings: int
+) -> LengthDependence | None:
+    """Return how angles depend on more than the position; None: they do not."""
+    kind = rope_type(rotary_scaling)
+    if kind == "dynamic":
+        return LengthDependence(original=max_position_embeddings, each=True)
+    if kind == "longrope":
+        original = _original_length(rotary_scaling or {}, max_position_embeddings)
+        return LengthDependence(original=original, each=False)
+    return None
+
+
+def rope_angles(
+    *,
+    rotary_base: float,
+    rotary_dim: int,
+    rotary_scaling: dict[str, Any] | None,
+    max_position_embeddings: int,
+    positions: npt.NDArray[Any],
+    lengths: npt.NDArray[Any],
+) -> tuple[Float32Array, Float32Array]:
+    """Return (cos, sin), each [T, rotary_dim / 2], of tokens at `positions` with rope `lengths`.
+
+    The attention factor is multiplied in.
+    Raises: UnsupportedError with the reasons of `rope_unsupported`.
+    """
+    reasons = rope_unsupported(rotary_dim=rotary_dim, rotary_scaling=rotary_scaling)
+    if reasons:
+        raise UnsupportedError("positions cannot be rotary", reasons)
+    changes = length_dependence(rotary_scaling, max_position_embeddings)
+    regimes = np.zeros(len(positions), np.int64)
+    if changes is not None:
+        beyond = lengths if changes.each else np.full_like(lengths, changes.original + 1)
+        regimes = np.where(lengths > changes.original, beyond, 0)
+    angles = np.empty((len(positions), rotary_dim // 2), np.float32)
+    factor = 1.0
+    for regime in np.unique(regimes):
+        frequencies, factor = _SCALINGS[rope_type(rotary_scaling)](
+            _Settings(
+                base=rotary_base,
+                dim=rotary_dim,
+                scaling=rotary_scaling or {},
+                max_positions=max_position_embeddings,
+                beyond=int(regime) or None,
+            )
+        )
+        rows = regimes == regime
+        angles[rows] = positions[rows].astype(np.float32)[:, None] * frequencies
+    scale = np.float32(factor)
+    return np.cos(angles) * scale, np.sin(angles) * scale
 
 
 def rope_tables(
@@ -41,61 +102,43 @@ def rope_tables(
     rotary_scaling: dict[str, Any] | None,
     max_position_embeddings: int,
     num_positions: int,
+    rope_length: int | None = None,
 ) -> tuple[Float32Array, Float32Array]:
-    """Return (cos, sin), each [num_positions, rotary_dim / 2], attention factor multiplied in.
+    """Return (cos, sin) of positions 0 to num_positions - 1, each [num_positions, rotary_dim / 2].
 
-    Raises: UnsupportedError with the reasons of `rope_unsupported`.
+    All have the rope length `rope_length`; None: they are the angles of sequences of any length.
+    Raises: UnsupportedError with the reasons of `rope_unsupported`, or because there are no such.
     """
-    reasons = rope_unsupported(
+    changes = length_dependence(rotary_scaling, max_position_embeddings)
+    if rope_length is None and changes is not None and num_positions > changes.original:
+        raise UnsupportedError(
+            f"rotary_scaling {rope_type(rotary_scaling)!r}: {num_positions} positions; beyond"
+            f" {changes.original} angles change with the length of the sequence"
+        )
+    return rope_angles(
+        rotary_base=rotary_base,
         rotary_dim=rotary_dim,
         rotary_scaling=rotary_scaling,
         max_position_embeddings=max_position_embeddings,
-        num_positions=num_positions,
+        positions=np.arange(num_positions),
+        lengths=np.full(num_positions, rope_length or 0),
     )
-    if reasons:
-        raise UnsupportedError("rotary positions cannot be tabulated", reasons)
-    scaling = rotary_scaling or {}
-    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-    wavelengths = np.float32(rotary_base) ** exponents
-    frequencies, factor = _SCALINGS[rope_type(rotary_scaling)](
-        wavelengths, scaling, rotary_base, max_position_embeddings
-    )
-    positions = np.arange(num_positions, dtype=np.float32)
-    angles = positions[:, None] * frequencies.astype(np.float32)
-    scale = np.float32(factor)
-    return np.cos(angles) * scale, np.sin(angles) * scale
 
 
-def rope_unsupported(
-    *,
-    rotary_dim: int,
-    rotary_scaling: dict[str, Any] | None,
-    max_position_embeddings: int,
-    num_positions: int,
-) -> list[str]:
-    """Return every reason one table of `num_positions` positions cannot serve this model."""
+def rope_unsupported(*, rotary_dim: int, rotary_scaling: dict[str, Any] | None) -> list[str]:
+    """Return every reason why there are no such rotary positions."""
     kind = rope_type(rotary_scaling)
     scaling = rotary_scaling or {}
     if kind not in _SCALINGS:
         return [f"rotary_scaling: {kind!r}, expected one of {', '.join(sorted(_SCALINGS))}"]
-    reasons = [f"rotary_scaling.{key}: missing" for key in _missing(kind, scaling)]
-    if rotary_dim % 2:
-        reasons.append(f"rotary_dim: {rotary_dim}, expected an even number")
-    if reasons or kind not in _LENGTH_DEPENDENT:
-        return reasons
-    limit = max_position_embeddings
-    if kind == "longrope":
-        limit = scaling["original_max_position_embeddings"]
-        if len(scaling["short_factor"]) != rotary_dim // 2:
-            found = len(scaling["short_factor"])
-            reasons.append(
-                f"rotary_scaling.short_factor: {found} entries, expected {rotary_dim // 2}"
-            )
-    if num_positions > limit:
-        reasons.append(
-            f"rotary_scaling {kind!r}: {num_positions} positions; beyond {limit} the table changes"
-            f" with the length of the sequence, so the maximum is {limit}"
-        )
+    missing = [key for key in _REQUIRED_KEYS[kind] if scaling.get(key) is None]
+    reasons = [f"rotary_scaling.{key}: missing" for key in missing]
+    if rotary_dim % 2 or (kind == "dynamic" and rotary_dim < 4):
+        reasons.append(f"rotary_dim: {rotary_dim}, expected an even number, with 'dynamic' over 2")
+    for key in ("short_factor", "long_factor"):
+        found = len(scaling.get(key) or ())
+        if kind == "longrope" and key not in missing and found != rotary_dim // 2:
+            reasons.append(f"rotary_scaling.{key}: {found} entries, expected {rotary_dim // 2}")
     return reasons
 
 
@@ -106,50 +149,76 @@ def rope_type(rotary_scaling: dict[str, Any] | None) -> str:
     return "longrope" if kind == "su" else str(kind)
 
 
-def _missing(kind: str, scaling: dict[str, Any]) -> list[str]:
-    return [key for key in _REQUIRED_KEYS[kind] if scaling.get(key) is None]
+def _original_length(scaling: dict[str, Any], max_positions: int) -> int:
+    return int(scaling.get("original_max_position_embeddings") or max_positions)
 
 
-def _default(
-    wavelengths: Float32Array, scaling: dict[str, Any], base: float, max_positions: int
-) -> tuple[Float32Array, float]:
-    """Unscaled; also dynamic NTK, whose base only changes beyond max_position_embeddings."""
-    return 1 / wavelengths, 1.0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settings:
+    """What a scaling reads. `beyond` is the rope length if it is beyond the original, else None."""
+
+    base: float
+    dim: int
+    scaling: dict[str, Any]
+    max_positions: int
+    beyond: int | None
+
+    @property
+    def original(self) -> int:
+        return _original_length(self.scaling, self.max_positions)
+
+    def wavelengths(self, base: float | None = None) -> Float32Array:
+        """Return base^(2 i / dim), over 2 pi the positions of a turn of column pair i."""
+        exponents = np.arange(0, self.dim, 2, dtype=np.float32) / np.float32(self.dim)
+        waves: Float32Array = np.float32(self.base if base is None else base) ** exponents
+        return waves
 
 
-def _linear(
-    wavelengths: Float32Array, scaling: dict[str, Any], base: float, max_positions: int
-) -> tuple[Float32Array, float]:
+_Frequencies = tuple[Float32Array, float]
+"""Radians per position of each column pair, and the factor of q and k."""
+
+
+def _default(settings: _Settings) -> _Frequencies:
+    return 1 / settings.wavelengths(), 1.0
+
+
+def _linear(settings: _Settings) -> _Frequencies:
     """Positions interpolated: divided by the factor. Source: arXiv 2306.15595."""
-    return 1 / wavelengths / np.float32(scaling["factor"]), 1.0
+    return 1 / settings.wavelengths() / np.float32(settings.scaling["factor"]), 1.0
 
 
-def _llama3(
-    wavelengths: Float32Array, scaling: dict[str, Any], base: float, max_positions: int
-) -> tuple[Float32Array, float]:
+def _dynamic(settings: _Settings) -> _Frequencies:
+    """A base that grows with the length beyond the original. Source: arXiv 2309.00071."""
+    if settings.beyond is None:
+        return _default(settings)
+    factor = settings.scaling["factor"]
+    stretch = factor * settings.beyond / settings.max_positions - (factor - 1)
+    base = settings.base * stretch ** (settings.dim / (settings.dim - 2))
+    return 1 / settings.wavelengths(base), 1.0
+
+
+def _llama3(settings: _Settings) -> _Frequencies:
     """Long waves divided, short ones kept, those between blended. Source: Llama 3.1's release."""
+    scaling = settings.scaling
     factor = np.float32(scaling["factor"])
     low, high = np.float32(scaling["low_freq_factor"]), np.float32(scaling["high_freq_factor"])
-    original = np.float32(scaling["original_max_position_embeddings"])
-    frequencies = 1 / wavelengths
-    turns = original / (np.float32(2 * math.pi) / frequencies)
+    frequencies = 1 / settings.wavelengths()
+    turns = np.float32(settings.original) / (np.float32(2 * math.pi) / frequencies)
     smooth = (turns - low) / (high - low)
     blended = (1 - smooth) * frequencies / factor + smooth * frequencies
     scaled = np.where(turns < low, frequencies / factor, frequencies)
     return np.where((turns >= low) & (turns <= high), blended, scaled), 1.0
 
 
-def _yarn(
-    wavelengths: Float32Array, scaling: dict[str, Any], base: float, max_positions: int
-) -> tuple[Float32Array, float]:
+def _yarn(settings: _Settings) -> _Frequencies:
     """Interpolate slow columns, keep fast ones, ramp between. Source: arXiv 2309.00071."""
-    original = scaling["original_max_position_embeddings"]
-    factor = scaling.get("factor") or max_positions / original
-    dim = 2 * wavelengths.shape[0]
+    scaling, dim = settings.scaling, settings.dim
+    factor = scaling.get("factor") or settings.max_positions / settings.original
 
     def column_turning(num_turns: float) -> float:
         """Return the column index that makes `num_turns` turns within the original length."""
-        return dim * math.log(original / (num_turns * 2 * math.pi)) / (2 * math.log(base))
+        turns = settings.original / (num_turns * 2 * math.pi)
+        return dim * math.log(turns) / (2 * math.log(settings.base))
 
     low = column_turning(scaling.get("beta_fast") or 32)
     high = column_turning(scaling.get("beta_slow") or 1)
@@ -160,6 +229,7 @@ def _yarn(
         high += 0.001
     columns = np.arange(dim // 2, dtype=np.float32)
     ramp = np.clip((columns - np.float32(low)) / np.float32(high - low), 0, 1)
+    wavelengths = settings.wavelengths()
     interpolated = 1 / (np.float32(factor) * wavelengths)
     return interpolated * ramp + (1 - ramp) / wavelengths, _yarn_attention_factor(scaling, factor)
 
@@ -176,23 +246,23 @@ def _yarn_attention_factor(scaling: dict[str, Any], factor: float) -> float:
     return mscale(1.0)
 
 
-def _longrope(
-    wavelengths: Float32Array, scaling: dict[str, Any], base: float, max_positions: int
-) -> tuple[Float32Array, float]:
-    """The short factors, in force up to the original length. Source: arXiv 2402.13753."""
-    original = scaling["original_max_position_embeddings"]
-    factor = scaling.get("factor") or max_positions / original
+def _longrope(settings: _Settings) -> _Frequencies:
+    """Short factors up to the original length, long ones beyond. Source: arXiv 2402.13753."""
+    scaling = settings.scaling
+    factor = scaling.get("factor") or settings.max_positions / settings.original
     attention = scaling.get("attention_factor")
     if attention is None:
-        attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return 1 / (np.asarray(scaling["short_factor"], np.float32) * wavelengths), float(attention)
+        stretch = 1 + math.log(factor) / math.log(settings.original)
+        attention = 1.0 if factor <= 1 else math.sqrt(stretch)
+    factors = scaling["short_factor" if settings.beyond is None else "long_factor"]
+    waves = np.asarray(factors, np.float32) * settings.wavelengths()
+    return 1 / waves, float(attention)
 
 
-_Scaling = Callable[[Float32Array, dict[str, Any], float, int], tuple[Float32Array, float]]
-_SCALINGS: dict[str, _Scaling] = {
+_SCALINGS: dict[str, Callable[[_Settings], _Frequencies]] = {
     "default": _default,
     "linear": _linear,
-    "dynamic": _default,
+    "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

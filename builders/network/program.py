@@ -13,6 +13,7 @@ from llmc.errors import UnsupportedError
 from llmc.plugins import graph
 from llmc.plugins.activation.spec import ACTIVATIONS
 from llmc.plugins.graph import Attr, Network
+from llmc.plugins.rope import rope_unsupported
 
 _LOGITS = "logits"
 """The value every rank that has the logits calls so."""
@@ -35,7 +36,7 @@ def build_network(config: CheckpointConfig, rank: int) -> Network:
 
 
 def unsupported(config: CheckpointConfig) -> list[str]:
-    """Return every reason why no network can be written; plugins.rope judges the positions."""
+    """Return every reason why no network can be written."""
     arch = config.arch
     reasons = unsplittable(config)
     if config.mapping.cp_size > 1:
@@ -46,6 +47,10 @@ def unsupported(config: CheckpointConfig) -> list[str]:
     ):
         if found not in known:
             reasons.append(f"{what}: {found!r}, expected one of {', '.join(known)}")
+    if ROPE_STYLES.get(arch.position_embedding_type, "none") != "none":
+        reasons += rope_unsupported(
+            rotary_dim=arch.rotary_embedding_dim, rotary_scaling=arch.rotary_scaling
+        )
     if arch.moe is not None or arch.mla is not None:
         reasons.append("mixture of experts and latent attention have no network yet")
     reasons += unhandled_settings(arch)

@@ -47,6 +47,7 @@ class Chunk:
     context_lens: Int32s
     block_tables: Int32s
     logits_rows: Int32s
+    prompt_lens: Int32s
 
     @classmethod
     def of(cls, lengths: Sequence[int], token_ids: Int32s | None = None) -> "Chunk":
@@ -62,6 +63,7 @@ class Chunk:
             context_lens=np.array(lengths, np.int32),
             block_tables=tables,
             logits_rows=np.zeros(0, np.int32),
+            prompt_lens=np.array(lengths, np.int32),
         )
 
     @property

@@ -30,7 +30,7 @@ from llmc.plugins import graph
 from llmc.plugins.cpu_file import EngineFileWriter
 from llmc.plugins.cpu_program import CpuOp, KvShape, Program, Rows, Value
 from llmc.plugins.graph import Network, OpCall
-from llmc.plugins.rope import rope_unsupported
+from llmc.plugins.rope import length_dependence
 from llmc.weights import SafetensorsFile
 
 log = logging.getLogger(__name__)
@@ -68,13 +68,6 @@ def unsupported(config: CheckpointConfig, limits: BuildLimits) -> list[str]:
         reasons.append(
             f"kv_cache_dtype: {limits.kv_cache_dtype!r}, the checkpoint has a KV cache of {kv_algo}"
         )
-    arch = config.arch
-    reasons += rope_unsupported(
-        rotary_dim=arch.rotary_embedding_dim,
-        rotary_scaling=arch.rotary_scaling,
-        max_position_embeddings=arch.max_position_embeddings,
-        num_positions=limits.max_seq_len,
-    )
     try:
         networks = [build_network(config, rank) for rank in range(config.num_rank_files)]
     except UnsupportedError as error:
@@ -82,7 +75,17 @@ def unsupported(config: CheckpointConfig, limits: BuildLimits) -> list[str]:
     for network in networks:
         for call in network.ops:
             reasons += _call_reasons(call)
+            if call.plugin == "position_embedding":
+                reasons += _too_long(call, limits)
     return list(dict.fromkeys(reasons))
+
+
+def _too_long(call: OpCall, limits: BuildLimits) -> list[str]:
+    positions = call.attrs["num_positions"]
+    assert isinstance(positions, int)
+    if limits.max_seq_len <= positions:
+        return []
+    return [f"max_seq_len: {limits.max_seq_len}, the model has {positions} learned positions"]
 
 
 def _call_reasons(call: OpCall) -> list[str]:
@@ -294,6 +297,7 @@ def _lower(
             "max_input_len": limits.max_input_len,
             "max_seq_len": limits.max_seq_len,
             "vocab_size": config.arch.vocab_size,
+            **_prompt_limits(network),
         },
     )
 
@@ -310,3 +314,15 @@ def kv_shape(ops: Sequence[OpCall], *, tokens_per_block: int, dtype: str) -> KvS
         tokens_per_block=tokens_per_block,
         dtype=dtype,
     )
+
+
+def _prompt_limits(network: Network) -> dict[str, int]:
+    """Return what of EngineLimits says which prompts have keys of their own."""
+    for call in network.ops:
+        if call.plugin != "attention" or call.attrs["rope_style"] == "none":
+            continue
+        attrs: dict[str, Any] = call.attrs
+        changes = length_dependence(attrs["rotary_scaling"], attrs["max_position_embeddings"])
+        if changes is not None:
+            return {"long_prompt": changes.original, "each_long_prompt": int(changes.each)}
+    return {}

@@ -120,6 +120,7 @@ def _batch(window: npt.NDArray[np.int32], start: int, stop: int, engine: Engine)
         context_lens=np.asarray([stop], np.int32),
         block_tables=np.arange(num_blocks, dtype=np.int32)[None],
         logits_rows=np.arange(stop - start, dtype=np.int32),
+        prompt_lens=np.asarray([len(window)], np.int32),
     )
 
 

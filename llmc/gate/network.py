@@ -150,5 +150,6 @@ def _reference_logits(engine: Engine, tokens: Sequence[int]) -> Float32Array:
         context_lens=np.array([count], np.int32),
         block_tables=np.minimum(blocks, limits.num_blocks - 1),
         logits_rows=rows,
+        prompt_lens=np.array([count], np.int32),
     )
     return engine.forward(batch).copy()

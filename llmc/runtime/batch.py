@@ -31,6 +31,10 @@ class Batch:
     """[S, max_blocks]"""
     logits_rows: Int32Array
     """[L] ascending rows of T; L may be 0 (a step of unfinished context chunks only)"""
+    prompt_lens: Int32Array
+    """[S] tokens of each sequence's prompt as it came, however much of it this step computes:
+    rotary scalings that change with the length take max(prompt length, position + 1), so that
+    chunks, batches and preemption change nothing"""
 
     @property
     def num_tokens(self) -> int:

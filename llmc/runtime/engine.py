@@ -28,6 +28,16 @@ class EngineLimits:
     vocab_size: int
     tokens_per_block: int
     num_blocks: int
+    long_prompt: int | None = None
+    """Prompts longer than this have other keys than shorter ones of the same tokens; None: none"""
+    each_long_prompt: int = 0
+    """1: long prompts have the same keys only if they are of one length; 0: all of them do"""
+
+    def prompt_salt(self, num_prompt: int) -> bytes:
+        """Return what a prompt's keys depend on beside its tokens, as bytes."""
+        if self.long_prompt is None or num_prompt <= self.long_prompt:
+            return b""
+        return b"long" + (num_prompt.to_bytes(4, "little") if self.each_long_prompt else b"")
 
     @property
     def max_blocks_per_sequence(self) -> int:

@@ -163,6 +163,7 @@ class InflightBatcher:
             context_lens=np.array(ends, dtype=np.int32),
             block_tables=self._tables[slots],
             logits_rows=np.array(logits_rows, dtype=np.int32),
+            prompt_lens=np.array([s.sequence.num_prompt for s in step], dtype=np.int32),
         )
         return batch, sampled_from
 

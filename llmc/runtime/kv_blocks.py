@@ -22,7 +22,7 @@ _DIGEST_BYTES = 16
 
 
 def block_digest(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Name a full block by its own tokens and its predecessor's digest (b"" for the first).
+    """Name a full block by its own tokens and its predecessor's digest (the first: a salt).
 
     Cryptographic, because a collision would answer one client with another's context.
     """

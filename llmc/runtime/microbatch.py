@@ -38,4 +38,5 @@ def _part(batch: Batch, first: int, last: int) -> Batch:
         context_lens=batch.context_lens[first:last],
         block_tables=batch.block_tables[first:last],
         logits_rows=rows[(start <= rows) & (rows < end)] - np.int32(start),
+        prompt_lens=batch.prompt_lens[first:last],
     )

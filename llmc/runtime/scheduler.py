@@ -65,6 +65,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence, or one preempted."""
+        sequence.salt = self.limits.prompt_salt(sequence.num_prompt)
         insort(self.waiting, sequence, key=lambda s: (-s.key[0], -s.key[1]))
 
     def finish(self, sequence: Sequence) -> None:

@@ -20,6 +20,8 @@ class Sequence:
     stream: TextStream
     tokens: list[int]
     num_prompt: int
+    salt: bytes = b""
+    """what keys depend on beside the tokens before them (EngineLimits.prompt_salt)"""
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
@@ -59,6 +61,6 @@ class Sequence:
         """Return the digests of the first `count` full blocks, computing those not known yet."""
         while len(self.digests) < count:
             start = len(self.digests) * tokens_per_block
-            parent = self.digests[-1] if self.digests else b""
+            parent = self.digests[-1] if self.digests else self.salt
             self.digests.append(block_digest(parent, self.tokens[start : start + tokens_per_block]))
         return self.digests[:count]

@@ -237,6 +237,7 @@ def pack(batch: Batch) -> Int32Array:
         batch.context_lens,
         batch.block_tables.ravel(),
         batch.logits_rows,
+        batch.prompt_lens,
     )
     return np.concatenate((np.array(sizes, np.int32), *arrays))
 
@@ -250,7 +251,9 @@ def unpack(packed: Int32Array) -> Batch:
     """Return the batch that was packed."""
     header, body = packed[:_HEADER_LEN], packed[_HEADER_LEN:]
     cuts = np.cumsum(_lengths(header))[:-1]
-    token_ids, positions, query_start, context_lens, tables, logits_rows = np.split(body, cuts)
+    token_ids, positions, query_start, context_lens, tables, logits_rows, prompt_lens = np.split(
+        body, cuts
+    )
     return Batch(
         token_ids=token_ids,
         positions=positions,
@@ -258,9 +261,10 @@ def unpack(packed: Int32Array) -> Batch:
         context_lens=context_lens,
         block_tables=tables.reshape(int(header[1]), int(header[2])),
         logits_rows=logits_rows,
+        prompt_lens=prompt_lens,
     )
 
 
 def _lengths(header: Int32Array) -> list[int]:
     tokens, sequences, blocks, logits = (int(size) for size in header[:_HEADER_LEN])
-    return [tokens, tokens, sequences + 1, sequences, sequences * blocks, logits]
+    return [tokens, tokens, sequences + 1, sequences, sequences * blocks, logits, sequences]

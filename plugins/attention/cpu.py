@@ -10,7 +10,7 @@ from llmc.plugins.alibi import alibi_slopes
 from llmc.plugins.cpu_lowering import Lowering
 from llmc.plugins.cpu_program import KV_CACHE, CpuOp
 from llmc.plugins.graph import OpCall
-from llmc.plugins.rope import rope_tables
+from llmc.plugins.rope import length_dependence, rope_tables
 
 MAX_HEAD_SIZE = 512
 """What a thread's scratch memory and the kernel's tiles are sized for."""
@@ -19,8 +19,8 @@ _STYLES = {"none": 0, "neox": 1, "gptj": 2}
 
 
 def unsupported(call: OpCall) -> list[str]:
-    head_size, style = call.attrs["head_size"], str(call.attrs["rope_style"])
-    assert isinstance(head_size, int)
+    attrs: dict[str, Any] = call.attrs
+    head_size, style = attrs["head_size"], attrs["rope_style"]
     reasons = []
     if head_size > MAX_HEAD_SIZE:
         reasons.append(f"{call.name}: head_size {head_size}, expected at most {MAX_HEAD_SIZE}")
@@ -46,8 +46,12 @@ def lower(call: OpCall, lowering: Lowering) -> list[CpuOp]:
             inputs=call.inputs,
             outputs=(),
             type=lowering.kv_dtype,
-            dims=(*shape, _STYLES[attrs["rope_style"]]),
-            params=(1 / kv_scale,),
+            dims=(*shape, _STYLES[attrs["rope_style"]], *_changes(attrs)),
+            params=(
+                1 / kv_scale,
+                attrs["rotary_base"],
+                (attrs["rotary_scaling"] or {}).get("factor") or 0.0,
+            ),
             tensors=(*_rope_tensors(call, lowering), KV_CACHE),
             layer=attrs["layer"],
         ),
@@ -70,15 +74,38 @@ def lower(call: OpCall, lowering: Lowering) -> list[CpuOp]:
 
 
 def _rope_tensors(call: OpCall, lowering: Lowering) -> tuple[str | None, str | None]:
-    """Write cos and sin once for all layers that turn alike."""
+    """Write cos and sin once for all layers that turn alike.
+
+    Where all long sequences turn alike, their rows follow those of the short ones.
+    """
     attrs: dict[str, Any] = call.attrs
     if attrs["rope_style"] == "none":
         return None, None
     keys = ("rotary_base", "rotary_dim", "rotary_scaling", "max_position_embeddings")
     settings = {key: attrs[key] for key in keys}
-    cos, sin = rope_tables(**settings, num_positions=lowering.max_seq_len)
+    changes = length_dependence(attrs["rotary_scaling"], attrs["max_position_embeddings"])
+    num_positions = lowering.max_seq_len
+    if changes is None or num_positions <= changes.original:
+        cos, sin = rope_tables(**settings, num_positions=num_positions)
+    else:
+        original = changes.original
+        parts = [rope_tables(**settings, num_positions=original)]
+        if not changes.each:
+            parts.append(
+                rope_tables(**settings, num_positions=num_positions, rope_length=original + 1)
+            )
+        cos, sin = (np.concatenate(tables) for tables in zip(*parts, strict=True))
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     return lowering.write(f"rope.{digest}.cos", cos), lowering.write(f"rope.{digest}.sin", sin)
+
+
+def _changes(attrs: dict[str, Any]) -> tuple[int, int]:
+    """Return the original length, 0 if none matters, and whether each length beyond has its own
+    angles."""
+    if attrs["rope_style"] == "none":
+        return 0, 0
+    changes = length_dependence(attrs["rotary_scaling"], attrs["max_position_embeddings"])
+    return (0, 0) if changes is None else (changes.original, int(changes.each))
 
 
 def _head_vectors(call: OpCall, lowering: Lowering) -> tuple[str | None, str | None]:

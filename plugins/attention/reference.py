@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from llmc.plugins.alibi import alibi_bias
-from llmc.plugins.rope import rope_tables
+from llmc.plugins.rope import rope_angles
 
 
 def evaluate(
@@ -20,6 +20,7 @@ def evaluate(
     query_start: torch.Tensor,
     context_lens: torch.Tensor,
     block_tables: torch.Tensor,
+    prompt_lens: torch.Tensor,
     layer: int,
     num_heads: int,
     num_kv_heads: int,
@@ -48,14 +49,16 @@ def evaluate(
     k_TKD = heads[:, num_heads : num_heads + num_kv_heads]
     at = positions.long()
     if rope_style != "none":
-        tables = rope_tables(
+        prompts = prompt_lens.repeat_interleave(query_start.diff())
+        angles = rope_angles(
             rotary_base=rotary_base,
             rotary_dim=rotary_dim,
             rotary_scaling=rotary_scaling,
             max_position_embeddings=max_position_embeddings,
-            num_positions=int(context_lens.max()),
+            positions=positions.cpu().numpy(),
+            lengths=torch.maximum(prompts, positions + 1).cpu().numpy(),
         )
-        cos, sin = (torch.from_numpy(table).to(qkv)[at, None] for table in tables)
+        cos, sin = (torch.from_numpy(values).to(qkv)[:, None] for values in angles)
         q_TND, k_TKD = (_ROTATIONS[rope_style](x, cos, sin) for x in (q_TND, k_TKD))
     if kv_quant != "none":
         assert kv_cache_scaling_factor is not None

@@ -58,5 +58,5 @@ SPEC = OpSpec(
         "sinks": WeightRole(shape=("num_heads",), optional=True),
     },
     uses_kv_cache=True,
-    reads_batch=("positions", "query_start", "context_lens", "block_tables"),
+    reads_batch=("positions", "query_start", "context_lens", "block_tables", "prompt_lens"),
 )

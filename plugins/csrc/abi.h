@@ -69,6 +69,7 @@ struct LlmcBatch {
     const int32_t* context_lens;  // [S], keys after this step
     const int32_t* block_tables;  // [S, max_blocks]
     const int32_t* logits_rows;   // [L]
+    const int32_t* prompt_lens;   // [S]
     const int32_t* token_sequence;  // [T], the sequence each token belongs to
     // Queries of one sequence in tiles of up to LLMC_QUERY_TILE tokens, for attention.
     int64_t num_tiles;

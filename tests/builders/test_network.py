@@ -14,7 +14,7 @@ from tests.plugins.interpreter import Rank, run_step
 from tests.plugins.ragged import TOKENS_PER_BLOCK, ragged_steps
 from tests.plugins.tiny_llama import VARIANTS, TinyLlama
 
-# Beyond the original 16 positions of the llama3 and yarn variants.
+# The first two beyond, the last within the original 16 positions of the rope variants.
 LENGTHS = (37, 21, 5)
 CHUNKS = ((30, 9, 0), (1, 11, 0), (1, 1, 3), (5, 0, 2))
 

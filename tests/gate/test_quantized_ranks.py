@@ -44,6 +44,7 @@ def logits(directory: Path, name: str, *settings: str) -> Float32Array:
                 context_lens=np.array([stop], np.int32),
                 block_tables=np.arange(num_blocks, dtype=np.int32)[None],
                 logits_rows=positions - start,
+                prompt_lens=np.array([LENGTH], np.int32),
             )
             parts.append(engine.forward(batch).copy())
     return np.concatenate(parts)

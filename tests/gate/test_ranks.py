@@ -52,6 +52,7 @@ def batch() -> Batch:
         context_lens=np.asarray([3], np.int32),
         block_tables=np.zeros((1, 1), np.int32),
         logits_rows=three,
+        prompt_lens=np.asarray([3], np.int32),
     )
 
 

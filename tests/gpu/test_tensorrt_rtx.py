@@ -72,6 +72,7 @@ def test_logits_are_near_transformers(engine: Engine, smollm2: Path) -> None:
             context_lens=np.array([stop], np.int32),
             block_tables=np.array([[1]], np.int32),
             logits_rows=np.array([stop - start - 1], np.int32),
+            prompt_lens=np.array([stop], np.int32),
         )
         difference = np.abs(engine.forward(batch)[0] - wanted[stop - 1])
         assert difference.max() < 0.1 * wanted.std()

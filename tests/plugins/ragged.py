@@ -15,10 +15,12 @@ def ragged_steps(
     *,
     seed: int = 0,
     tokens_per_block: int = TOKENS_PER_BLOCK,
+    prompts: Sequence[int] | None = None,
 ) -> Iterator[tuple[Batch, list[tuple[int, int]]]]:
     """Yield (batch, [(sequence, position) of each row]) per step; every row wants logits.
 
-    `chunks[step][sequence]` tokens of each sequence go into a step, 0 leaves it out.
+    `chunks[step][sequence]` tokens of each sequence go into a step, 0 leaves it out. `prompts` are
+    the lengths of their prompts; None: a sequence is all prompt.
     """
     done = [0] * len(sequences)
     tables = block_tables([len(sequence) for sequence in sequences], seed, tokens_per_block)
@@ -41,6 +43,9 @@ def ragged_steps(
                 context_lens=_int32(lens),
                 block_tables=np.ascontiguousarray(tables[active]),
                 logits_rows=_int32(range(len(rows))),
+                prompt_lens=_int32(
+                    [len(sequences[s]) if prompts is None else prompts[s] for s in active]
+                ),
             ),
             rows,
         )

@@ -205,6 +205,7 @@ def test_equals_reference(instruction_set: str, type: str, name: str) -> None:
             query_start=torch.from_numpy(batch.query_start),
             context_lens=torch.from_numpy(batch.context_lens),
             block_tables=torch.from_numpy(batch.block_tables),
+            prompt_lens=torch.from_numpy(batch.prompt_lens),
             kv_quant=KV_QUANTS.get(type, "none"),
             kv_cache_scaling_factor=torch.tensor([KV_SCALES.get(type, 1.0)]),
             sinks=None if shape.sinks is None else torch.from_numpy(shape.sinks),

@@ -26,6 +26,13 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LONGROPE = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 16,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [2.0 + 0.5 * i for i in range(8)],
+}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "gqa": {},
@@ -39,6 +46,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rope_linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
     "rope_llama3": {"rope_parameters": LLAMA3},
     "rope_yarn": {"rope_parameters": YARN},
+    "rope_longrope": {"rope_parameters": LONGROPE},
+    "rope_dynamic": {"rope_parameters": DYNAMIC, "max_position_embeddings": 16},
     "odd_vocabulary": {"vocab_size": 97},
 }
 
@@ -108,9 +117,19 @@ class TinyLlama:
 
     def logits(self, token_ids: list[int]) -> torch.Tensor:
         """Return transformers' logits [len(token_ids), vocab]."""
+        self.forget_lengths()
         with torch.no_grad():
             logits: torch.Tensor = self.model(torch.tensor([token_ids])).logits[0]
         return logits
+
+    def forget_lengths(self) -> None:
+        """Undo what transformers keeps of earlier sequences.
+
+        Its dynamic NTK goes on with the angles of the longest until a short one comes.
+        """
+        if (self.arch.rotary_scaling or {}).get("rope_type") == "dynamic":
+            with torch.no_grad():
+                self.model(torch.tensor([[0]]))
 
     def rank_tensors(self, config: CheckpointConfig, rank: int) -> dict[str, npt.NDArray[Any]]:
         """Return what rank<rank>.safetensors holds."""

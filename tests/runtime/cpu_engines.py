@@ -54,10 +54,18 @@ def build_engine(
 
 
 def ragged(
-    sequences: Sequence[Sequence[int]], chunks: Sequence[Sequence[int]], *, seed: int = 0
+    sequences: Sequence[Sequence[int]],
+    chunks: Sequence[Sequence[int]],
+    *,
+    seed: int = 0,
+    prompts: Sequence[int] | None = None,
 ) -> list[tuple[Batch, list[tuple[int, int]]]]:
     """Return `ragged_steps` over blocks of the engines' size."""
-    return list(ragged_steps(sequences, chunks, seed=seed, tokens_per_block=TOKENS_PER_BLOCK))
+    return list(
+        ragged_steps(
+            sequences, chunks, seed=seed, tokens_per_block=TOKENS_PER_BLOCK, prompts=prompts
+        )
+    )
 
 
 def run(
@@ -66,11 +74,12 @@ def run(
     chunks: Sequence[Sequence[int]],
     *,
     seed: int = 0,
+    prompts: Sequence[int] | None = None,
 ) -> list[npt.NDArray[np.float32]]:
     """Return logits [length, vocab] of each sequence, gathered from ragged steps."""
     vocab = engine.limits.vocab_size
     out = [np.full((len(sequence), vocab), np.nan, np.float32) for sequence in sequences]
-    for batch, rows in ragged(sequences, chunks, seed=seed):
+    for batch, rows in ragged(sequences, chunks, seed=seed, prompts=prompts):
         logits = engine.forward(batch)
         for row, (sequence, position) in enumerate(rows):
             out[sequence][position] = logits[row]

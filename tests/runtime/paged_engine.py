@@ -117,6 +117,7 @@ class PagedEngine:
             array = getattr(batch, name)
             assert array.dtype == np.int32 and array.flags.c_contiguous, name
         assert batch.block_tables.shape == (batch.num_sequences, limits.max_blocks_per_sequence)
+        assert batch.prompt_lens.shape == batch.context_lens.shape and batch.prompt_lens.min() > 0
         assert batch.query_start[0] == 0 and batch.query_start[-1] == batch.num_tokens
         assert sorted(set(batch.logits_rows)) == list(batch.logits_rows)
         writers: dict[int, int] = {}

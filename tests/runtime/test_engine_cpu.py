@@ -26,7 +26,7 @@ CHUNKS = ((60, 9, 0), (1, 31, 0), (28, 1, 5), (1, 0, 1), (0, 0, 1))
 
 
 def make(name: str = "gqa", **changes: Any) -> TinyLlama:
-    return TinyLlama.make(**{**VARIANTS[name], "max_position_embeddings": 256, **changes})
+    return TinyLlama.make(**{"max_position_embeddings": 256, **VARIANTS[name], **changes})
 
 
 def sequences_of(tiny: TinyLlama) -> list[list[int]]:

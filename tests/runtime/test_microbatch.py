@@ -17,6 +17,7 @@ def batch_of(lengths: list[int], seed: int = 0) -> Batch:
         context_lens=np.array(lengths, np.int32) + np.int32(7),
         block_tables=generator.integers(0, 9, (len(lengths), 4), dtype=np.int32),
         logits_rows=last[generator.random(len(lengths)) < 0.8],
+        prompt_lens=np.array(lengths, np.int32),
     )
 
 

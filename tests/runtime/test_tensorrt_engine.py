@@ -138,6 +138,7 @@ def one_sequence(tokens: list[int], start: int, stop: int, *, block: int) -> Bat
         context_lens=np.array([stop], np.int32),
         block_tables=np.array([[block]], np.int32),
         logits_rows=np.arange(count, dtype=np.int32),
+        prompt_lens=np.array([stop], np.int32),
     )
 
 

@@ -143,6 +143,7 @@ def test_a_batch_comes_through_whatever_its_size(num_tokens: int) -> None:
         context_lens=np.array([num_tokens], np.int32),
         block_tables=np.arange(num_tokens, dtype=np.int32)[None],
         logits_rows=np.array([num_tokens - 1], np.int32),
+        prompt_lens=np.array([num_tokens + 5], np.int32),
     )
     queues: list[queue.Queue[Any]] = [queue.Queue(), queue.Queue()]
     share_batch(QueueLink(0, queues), pack(batch))

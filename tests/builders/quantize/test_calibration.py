@@ -103,6 +103,7 @@ def test_the_walk_sees_what_the_network_computes(model_dir: Path, tmp_path: Path
         context_lens=np.array(lengths, np.int32),
         block_tables=np.arange(3, dtype=np.int32)[:, None],
         logits_rows=np.arange(40, dtype=np.int32),
+        prompt_lens=np.array(lengths, np.int32),
     )
     wanted = run_step([rank], batch).numpy()
     for one in decoders(config, source.read, source.read_rows):
@@ -192,6 +193,7 @@ def test_kv_scale_is_of_what_the_cache_holds(model_dir: Path, tmp_path: Path) ->
             context_lens=np.array([32], np.int32),
             block_tables=np.zeros((1, 1), np.int32),
             logits_rows=np.array([31], np.int32),
+            prompt_lens=np.array([32], np.int32),
         )
         run_step([rank], batch)
         amax = np.maximum(amax, rank.kv_cache.abs().flatten(1).amax(1).numpy())
