@@ -49,6 +49,7 @@ check: lint test
 
 docs: install
 	$(BIN)/python -m llmc.cli.reference docs/cli.md
+	$(BIN)/python -m llmc.cli.families docs/families.md
 
 install venv: $(VENV)/.installed
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from llmc.builders.families.family import unwritten_formats
 from llmc.builders.hf.preflight import HfModel, examine
 from llmc.builders.hf.prequantized import model as prequantized
 from llmc.builders.hf.tokenizer_files import copy_files, warn_of_tokenizer
@@ -158,7 +159,7 @@ def _choice_reasons(config: CheckpointConfig, model: HfModel, model_dir: Path) -
             reasons += calibration_reasons(config, model_dir)
     else:  # `forbidden` names it; a format that is not known splits nothing
         reasons += unsplittable(replace(config, quantization=Quantization()))
-    reasons += forbidden(config)
+    reasons += forbidden(config) + unwritten_formats(config)
     if not reasons:
         _warn_of_idle_patterns(config)
     return reasons

@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("generate", "Stream one answer from a running server."),
     "chat": ("chat", "Chat with a running server."),
     "import-gguf": ("import_gguf", "Turn a GGUF file into a Hugging Face directory."),
+    "families": ("families", "Say which models can be built, for which target, quantized how."),
     "doctor": ("doctor", "Say what this machine can build and serve, and what is missing."),
 }
 """Command → (module in llmc.cli, which exports a function of the same name; one-line help)."""

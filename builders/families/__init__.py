@@ -12,6 +12,11 @@ FAMILIES: dict[str, str] = {
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+    "CohereForCausalLM": "cohere",
+    "Cohere2ForCausalLM": "cohere2",
+    "Olmo2ForCausalLM": "olmo2",
+    "GraniteForCausalLM": "granite",
     "GPT2LMHeadModel": "gpt2",
 }
 """Entry of `architectures` in config.json → module of this package."""

@@ -14,7 +14,7 @@ from llmc.arch import ModelArch
 from llmc.builders.families import FAMILIES
 from llmc.builders.families.rules import Rows, Rule
 from llmc.builders.hf.config import HfConfig
-from llmc.checkpoint import TensorSpec
+from llmc.checkpoint import CheckpointConfig, TensorSpec
 from llmc.lookup import load
 
 
@@ -131,6 +131,22 @@ def unhandled_settings(arch: ModelArch) -> list[str]:
         return [f"architecture: {arch.architecture!r}, expected one of {known}"]
     wanted = load_family(arch.architecture).settings(arch)
     return _differences(arch.family_settings, wanted, prefix="")
+
+
+def unwritten_formats(config: CheckpointConfig) -> list[str]:
+    """Return why TensorRT-LLM has no such checkpoint of this family: SmoothQuant's plugin formats.
+
+    Each replaces the attention, MLP and norm classes of one model by quantized ones, so that only
+    the families whose converter does so can be read back (0.17 quantization/quantize.py,
+    smooth_quantize_plugin). The other formats are of single linear modules and know no family.
+    """
+    arch, algo = config.arch, config.quantization.quant_algo or ""
+    if not algo.endswith("_PLUGIN") or load_family(arch.architecture).smoothquant:
+        return []
+    return [
+        f"{algo}: TensorRT-LLM has no SmoothQuant converter for this architecture;"
+        " W8A8_SQ_PER_CHANNEL needs none"
+    ]
 
 
 def _differences(found: dict[str, Any], wanted: dict[str, Any], *, prefix: str) -> list[str]:

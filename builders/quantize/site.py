@@ -54,13 +54,14 @@ class Site:
     """One activation and its consumers.
 
     `norm` names the module whose output the activation is, when scales may be folded into its
-    `norm_weight` [in]: it feeds these modules only.
+    `norm_weight` and `norm_bias` [in]: it feeds these modules only.
     """
 
     modules: tuple[Module, ...]
     stats: InputStats
     norm: str | None = None
     norm_weight: Floats | None = None
+    norm_bias: Floats | None = None
 
     @property
     def column_amax(self) -> Floats:

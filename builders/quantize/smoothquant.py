@@ -37,6 +37,10 @@ def quantize(site: Site, settings: Settings) -> Tensors:
     elif site.norm is not None and site.norm_weight is not None:
         folded, scale = fold(site.norm_weight, scale, settings.dtype)
         tensors[f"{site.norm}.weight"] = folded.astype(numpy_dtype(settings.dtype))
+        if site.norm_bias is not None:
+            tensors[f"{site.norm}.bias"] = (site.norm_bias / scale).astype(
+                numpy_dtype(settings.dtype)
+            )
     else:
         smoother = scale
     input_amax = float((site.stats.amax / scale).max())

@@ -211,9 +211,13 @@ class Walk:
             module = name.removesuffix(".weight")
             modules.append(Module(name=module, weight=weight, parts=parts, output_amax=amax))
         norm = _folding_norm(op, ops)
-        norm_weight = None if norm is None else loaded.weight(f"{norm}.weight")
+        folded = {} if norm is None else norm.weights
+        held = {f"norm_{role}": loaded.weight(name) for role, (name,) in folded.items()}
         return Site(
-            modules=tuple(modules), stats=observer.stats(), norm=norm, norm_weight=norm_weight
+            modules=tuple(modules),
+            stats=observer.stats(),
+            norm=None if norm is None else norm.name,
+            **held,
         )
 
 
@@ -240,13 +244,13 @@ def kv_scale(amax: float, kv_algo: str) -> float:
     return max(scale, 1.0) if kv_algo == "FP8" else scale or 1.0
 
 
-def _folding_norm(op: OpCall, ops: tuple[OpCall, ...]) -> str | None:
+def _folding_norm(op: OpCall, ops: tuple[OpCall, ...]) -> OpCall | None:
     """Return the norm whose output `op` alone reads, or None."""
     (value,) = op.inputs
     readers = [other for other in ops if value in other.inputs]
     writers = [other for other in ops if value in other.outputs]
-    if len(readers) == 1 and writers and writers[0].plugin == "rms_norm":
-        return writers[0].name
+    if len(readers) == 1 and writers and writers[0].plugin in ("rms_norm", "layer_norm"):
+        return writers[0]
     return None
 
 

@@ -112,6 +112,33 @@ CASES: dict[str, Case] = {
             "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0},
         },
     ),
+    "phi3": _case("Phi3ForCausalLM", "phi3", sliding_window=7, original_max_position_embeddings=64),
+    "phi3-longrope": _case(
+        "Phi3ForCausalLM",
+        "phi3",
+        original_max_position_embeddings=16,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 100.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.25, 1.5, 1.75, 2.0, 2.25],
+            "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            "original_max_position_embeddings": 16,
+        },
+    ),
+    "cohere": _case("CohereForCausalLM", "cohere", use_qk_norm=True),
+    "cohere2": _case(
+        "Cohere2ForCausalLM", "cohere2", head_dim=16, sliding_window=7, layer_types=_ALTERNATING
+    ),
+    "olmo2": _case("Olmo2ForCausalLM", "olmo2"),
+    "granite": _case(
+        "GraniteForCausalLM",
+        "granite",
+        embedding_multiplier=12.0,
+        attention_multiplier=0.125,
+        residual_multiplier=0.25,
+        logits_scaling=8.0,
+    ),
     "gpt2": Case(architecture="GPT2LMHeadModel", model_type="gpt2", settings={}, sizes=_GPT),
 }
 

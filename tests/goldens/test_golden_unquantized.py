@@ -6,17 +6,22 @@ from pathlib import Path
 import pytest
 
 from llmc.builders.convert import convert
+from llmc.builders.families import FAMILIES
 from llmc.checkpoint import Checkpoint, CheckpointConfig, Quantization, tensor_schema
+from llmc.errors import CheckpointError
 from llmc.log import NullProgress
 from llmc.mapping import Mapping
 from tests.goldens import golden
 
 UNQUANTIZED = [name for name in golden.CHECKPOINTS if "-quant-" not in name and "-kv-" not in name]
+NULL_ALPHA = ("GemmaForCausalLM", "Gemma2ForCausalLM")
+SELF_DESCRIBING = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 MLP_BIASES = tuple(f"mlp.{module}.bias" for module in ("fc", "gate", "proj"))
 
 
-def test_golden_files_cover_every_unquantized_llama() -> None:
-    assert len(UNQUANTIZED) == 18
+def test_golden_checkpoints_are_of_known_families() -> None:
+    wanted = {golden.load_checkpoint(name)["config"]["architecture"] for name in UNQUANTIZED}
+    assert wanted <= FAMILIES.keys() and len(UNQUANTIZED) >= 28
 
 
 @pytest.mark.parametrize("name", UNQUANTIZED)
@@ -28,7 +33,7 @@ def test_golden_checkpoint_is_equal(name: str, tmp_path: Path) -> None:
     output_dir = tmp_path / "checkpoint"
     output_dir.mkdir()
 
-    convert(
+    made = convert(
         model_dir,
         output_dir,
         dtype=config["dtype"],
@@ -45,7 +50,11 @@ def test_golden_checkpoint_is_equal(name: str, tmp_path: Path) -> None:
     if keeps_mlp_biases:
         assert written["mlp_bias"] is True
         config["mlp_bias"] = True
+    if config["architecture"] in NULL_ALPHA:
+        assert config["quantization"]["smoothquant_val"] is None
+        config["quantization"]["smoothquant_val"] = 0.5
     assert written == config
+    assert CheckpointConfig.from_json(json.loads((output_dir / "config.json").read_text())) == made
 
     checkpoint = Checkpoint.open(output_dir)
     rank_files = {path.name for path in output_dir.glob("rank*")}
@@ -67,7 +76,12 @@ def test_golden_checkpoint_is_equal(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", UNQUANTIZED)
 def test_golden_config_reads_back(name: str) -> None:
+    """A checkpoint of NVIDIA's own is read where its keys say all; another is refused."""
     wanted = golden.load_checkpoint(name)
+    if wanted["config"]["architecture"] not in SELF_DESCRIBING:
+        with pytest.raises(CheckpointError, match="llmc.arch: missing"):
+            CheckpointConfig.from_json(wanted["config"])
+        return
     config = CheckpointConfig.from_json(wanted["config"])
     assert config.to_json() == wanted["config"]
     for rank in range(config.num_rank_files):
