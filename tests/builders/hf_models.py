@@ -70,7 +70,9 @@ def assemble(sources: Sequence[Rows], tensors: Mapping[str, npt.NDArray[Any]]) -
         whole = np.swapaxes(whole, -1, -2) if source.transposed else whole
         whole = whole if whole.ndim == 1 else whole.reshape(-1, whole.shape[-1])
         for index in range(source.start, source.stop):
-            row = whole[index].astype(np.float32) + 1 if source.plus_one else whole[index]
+            row = (
+                whole[index].astype(np.float32) + np.float32(1) if source.plus_one else whole[index]
+            )
             rows.append(row)
     stacked: npt.NDArray[Any] = np.stack(rows)
     return stacked

@@ -57,9 +57,16 @@ def model_tensors(name: str) -> dict[str, npt.NDArray[Any]]:
 
 
 def write_model(directory: Path, name: str) -> Path:
-    """Write the Hugging Face directory of a stored model to `directory`; return it."""
+    """Write the Hugging Face directory of a stored model to `directory`; return it.
+
+    Token ids that the small vocabulary lacks, which NVIDIA's converter overlooks, are left out.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(load_model(name)["config"]))
+    config = load_model(name)["config"]
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        if (config.get(key) or 0) >= config["vocab_size"]:
+            del config[key]
+    (directory / "config.json").write_text(json.dumps(config))
     write_safetensors(directory / "model.safetensors", model_tensors(name))
     return directory
 

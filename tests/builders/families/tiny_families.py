@@ -130,7 +130,8 @@ CASES: dict[str, Case] = {
     "cohere2": _case(
         "Cohere2ForCausalLM", "cohere2", head_dim=16, sliding_window=7, layer_types=_ALTERNATING
     ),
-    "olmo2": _case("Olmo2ForCausalLM", "olmo2"),
+    # Its norm is over all KV heads, which four ranks must not share.
+    "olmo2": _case("Olmo2ForCausalLM", "olmo2", num_key_value_heads=4),
     "granite": _case(
         "GraniteForCausalLM",
         "granite",
