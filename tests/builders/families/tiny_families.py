@@ -126,9 +126,14 @@ CASES: dict[str, Case] = {
             "original_max_position_embeddings": 16,
         },
     ),
-    "cohere": _case("CohereForCausalLM", "cohere", use_qk_norm=True),
+    "cohere": _case("CohereForCausalLM", "cohere", use_qk_norm=True, logit_scale=0.5),
     "cohere2": _case(
-        "Cohere2ForCausalLM", "cohere2", head_dim=16, sliding_window=7, layer_types=_ALTERNATING
+        "Cohere2ForCausalLM",
+        "cohere2",
+        head_dim=16,
+        sliding_window=7,
+        layer_types=_ALTERNATING,
+        logit_scale=0.5,
     ),
     # Its norm is over all KV heads, which four ranks must not share.
     "olmo2": _case("Olmo2ForCausalLM", "olmo2", num_key_value_heads=4),
