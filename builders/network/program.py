@@ -9,6 +9,7 @@ from llmc.builders.network.attention import ROPE_STYLES, attention
 from llmc.builders.network.mlp import mlp
 from llmc.builders.network.writer import Writer
 from llmc.checkpoint import CheckpointConfig, layer_norms, unsplittable
+from llmc.dtypes import numpy_dtype
 from llmc.errors import UnsupportedError
 from llmc.plugins import graph
 from llmc.plugins.activation.spec import ACTIVATIONS
@@ -107,7 +108,8 @@ def _embedding(writer: Writer, token_ids: str) -> str:
         "vocab_start": start,
         "num_embeddings": rows,
         "hidden_size": columns,
-        "scale": arch.embedding_scale,
+        # A factor of the model's own type, as its embedding is.
+        "scale": float(numpy_dtype(config.dtype).type(arch.embedding_scale)),
     }
     hidden = writer.call("embedding", name, (token_ids,), attrs, {"weight": (f"{name}.weight",)})
     if by_rows:

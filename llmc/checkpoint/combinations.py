@@ -100,7 +100,7 @@ def _mixture_reasons(config: CheckpointConfig) -> Iterator[str]:
             yield f"{module}: {layer.quant_algo} cannot be chosen by module"
     for fc in (name for name in linears if name.endswith(".fc")):
         gate = fc.removesuffix("fc") + "gate"
-        if layers.get(fc) != layers.get(gate):
+        if gate in linears and layers.get(fc) != layers.get(gate):
             # 0.17 tensorrt_llm/models/modeling_utils.py, fuse_gate_mlp: one product for both.
             yield f"{fc} and {gate}: quantized differently, expected alike"
     if config.mapping.pp_size > 1:

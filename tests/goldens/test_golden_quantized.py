@@ -30,7 +30,7 @@ from tests.goldens import golden
 QUANTIZED = [
     name
     for name in golden.CHECKPOINTS
-    if name.startswith("llama") and ("-quant-" in name or "-kv-" in name)
+    if name.startswith(("llama", "qwen2")) and ("-quant-" in name or "-kv-" in name)
 ]
 DETERMINISTIC = [name for name in QUANTIZED if "_wo" in name or "fp8_rowwise" in name]
 FP8 = [name for name in QUANTIZED if "modelopt-fp8" in name]
@@ -50,8 +50,8 @@ def load(name: str) -> tuple[CheckpointConfig, dict[str, dict[str, dict[str, Any
     return config, wanted["ranks"]
 
 
-def test_golden_files_cover_every_quantized_llama() -> None:
-    assert len(QUANTIZED) == 21
+def test_golden_files_cover_every_quantized_dense_model() -> None:
+    assert len(QUANTIZED) == 22
 
 
 @pytest.mark.parametrize("name", QUANTIZED)

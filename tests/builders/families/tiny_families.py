@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.goldens import golden
 
@@ -150,9 +151,13 @@ CASES: dict[str, Case] = {
 
 
 def write_case(directory: Path, name: str) -> tuple[Path, Any]:
-    """Write the Hugging Face directory of a case; return it and transformers' model."""
+    """Write the Hugging Face directory of a case, tokenizer included; return it and the model."""
     model = CASES[name].model()
     model.save_pretrained(directory)
+    words = {f"w{index}": index for index in range(model.config.vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(vocab=words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
     return directory, model
 
 
