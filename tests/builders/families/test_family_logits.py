@@ -125,7 +125,7 @@ def test_what_is_calibrated_is_close(case: Any, algo: str, tmp_path: Path) -> No
     text = tmp_path / "text.txt"
     ids = np.random.default_rng(1).integers(3, wanted[0].shape[1], 256)
     text.write_text(" ".join(f"w{index}" for index in ids))
-    choices = {
+    choices: dict[str, Any] = {
         "quantization": Quantization.of(algo, kv_algo),
         "calibration": Calibration(state_parent=tmp_path, key="k", data=text, max_tokens=64),
     }
