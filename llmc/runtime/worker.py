@@ -8,7 +8,6 @@ all belong to one engine, and is watched (watch.py) from then on.
 import logging
 import os
 import socket
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -178,21 +177,28 @@ def end_job(comm: Link, reason: str) -> None:
     timer = threading.Timer(2.0, os._exit, (LOST_EXIT_CODE,))
     timer.daemon = True
     timer.start()
-    sys.stderr.write(f"error: {reason}; all ranks end\n")
-    sys.stderr.flush()
+    say(f"{reason}; all ranks end")
     comm.abort(LOST_EXIT_CODE)
 
 
 def end_process(rank: int, reason: str) -> None:
     """End this process at once: its main thread may wait inside MPI, where nothing reaches it."""
-    sys.stderr.write(f"error: rank {rank} ends: {reason}\n")
-    sys.stderr.flush()
+    say(f"rank {rank} ends: {reason}")
     os._exit(LOST_EXIT_CODE)
+
+
+def say(reason: str) -> None:
+    """Write an error where `llmc serve` looks for it, at once: this process may end any moment."""
+    os.write(2, f"\nerror: {reason}\n".encode())
 
 
 def load_rank(engine_dir: Path, kv: KvCacheConfig, comm: MpiCommunicator) -> Engine:
     """Check this rank's file and that all ranks have the same build, then load it."""
-    require_one_engine(comm.share(describe_rank(engine_dir, comm.rank)))
+    try:
+        require_one_engine(comm.share(describe_rank(engine_dir, comm.rank)))
+    except LlmcError as error:
+        say(error.message)
+        raise
     fraction = kv.free_memory_fraction / comm.num_local
     log.info("%d ranks here: each takes %.2f of the free memory", comm.num_local, fraction)
     return load_engine(
