@@ -12,6 +12,7 @@
 | tritonserver | finding the server binary and what it needs |
 | launchers, mpi | MPI launchers: their flags as data; the one installed |
 | guard | a process that leaves nothing behind of what it runs |
+| ranks | models of several ranks: what they need before a start |
 | server | starting, watching and stopping it |
 | server_log | what it says, and what of that explains its end |
 | model_processes | whether the models it runs are alive |

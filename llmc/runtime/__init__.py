@@ -5,6 +5,10 @@
 | request, admission | what a client asks and gets back; what is refused |
 | batch, engine, engines/ | the ragged batch, the protocol of a loaded model, one module a target |
 | comm, worker | collectives between the ranks of an engine; several ranks as one engine |
+| microbatch | a step in parts, for the stages of a pipeline |
+| rank_files | whether all ranks hold one engine |
+| watch | which ranks are alive |
+| orchestrator, rank | ranks that another process schedules; one of them |
 | comm_check | what `llmc doctor mpi` runs |
 | sequence | one request in flight |
 | kv_blocks | which KV block belongs to whom |
