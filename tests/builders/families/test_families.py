@@ -14,6 +14,7 @@ import pytest
 from llmc.builders.convert import convert
 from llmc.builders.families import FAMILIES
 from llmc.builders.families.family import load_family, unhandled_settings
+from llmc.builders.hf.config import HfConfig
 from llmc.builders.hf.reader import HfWeights
 from llmc.checkpoint import Checkpoint, CheckpointConfig, Quantization, TensorSpec, tensor_specs
 from llmc.log import NullProgress
@@ -21,12 +22,18 @@ from llmc.mapping import Mapping
 from tests.builders.families.tiny_families import CASES, write_case
 from tests.builders.hf_models import assemble
 
-SPLITS = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)]
+SPLITS = [(1, 1, None), (2, 1, None), (4, 1, 0), (1, 2, None), (2, 2, 1)]
+"""tp_size, pp_size, and which dimension of the embedding is split, if any."""
 
 
 @pytest.fixture(scope="module", params=CASES)
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_case(tmp_path_factory.mktemp(request.param), request.param)[0]
+
+
+@pytest.fixture(scope="module")
+def whole(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return convert_to(model_dir, tmp_path_factory.mktemp("whole") / "checkpoint")
 
 
 def convert_to(
@@ -50,30 +57,34 @@ def test_every_family_has_a_tiny_model() -> None:
     assert {case.architecture for case in CASES.values()} == FAMILIES.keys()
 
 
-def test_every_weight_of_the_schema_is_the_source_rows(model_dir: Path, tmp_path: Path) -> None:
-    checkpoint = convert_to(model_dir, tmp_path / "whole")
-    family = load_family(checkpoint.config.arch.architecture)
+def test_every_weight_of_the_schema_is_the_source_rows(model_dir: Path, whole: Checkpoint) -> None:
+    arch = whole.config.arch
+    family = load_family(arch.architecture)
+    assert arch == family.arch(HfConfig.open(model_dir)), "config.json says something else"
     source = HfWeights.open(model_dir)
     assert source.reasons == []
     tensors = {name: source.read(name) for name in source.infos}
     unread = set(tensors)
-    specs = {spec.name: spec for spec in tensor_specs(checkpoint.config, 0)}
+    specs = {spec.name: spec for spec in tensor_specs(whole.config, 0)}
     for spec in specs.values():
-        rows = family.sources(spec, checkpoint.config.arch, tensors)
+        rows = family.sources(spec, arch, tensors)
         if spec.name == family.tied[0] and rows[0].source not in tensors:
-            rows = family.sources(specs[family.tied[1]], checkpoint.config.arch, tensors)
+            rows = family.sources(specs[family.tied[1]], arch, tensors)
         unread -= {row.source for row in rows}
         wanted = assemble(rows, tensors).reshape(spec.shape)
-        np.testing.assert_array_equal(checkpoint.rank(0).read(spec.name), wanted, spec.name)
+        np.testing.assert_array_equal(whole.rank(0).read(spec.name), wanted, spec.name)
     assert not unread
 
 
-@pytest.mark.parametrize("embedding_sharding_dim", [None, 0, 1])
-@pytest.mark.parametrize(("tp", "pp"), SPLITS)
+@pytest.mark.parametrize(("tp", "pp", "embedding_sharding_dim"), SPLITS)
 def test_what_was_split_rejoins(
-    tp: int, pp: int, embedding_sharding_dim: int | None, model_dir: Path, tmp_path: Path
+    tp: int,
+    pp: int,
+    embedding_sharding_dim: int | None,
+    model_dir: Path,
+    whole: Checkpoint,
+    tmp_path: Path,
 ) -> None:
-    whole = convert_to(model_dir, tmp_path / "whole")
     split = convert_to(
         model_dir,
         tmp_path / "split",
@@ -119,8 +130,8 @@ def rejoin(spec: TensorSpec, parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.concatenate(joined, axis)
 
 
-def test_our_own_config_is_handled_and_another_is_not(model_dir: Path, tmp_path: Path) -> None:
-    data = convert_to(model_dir, tmp_path / "whole").config.to_json()
+def test_our_own_config_is_handled_and_another_is_not(whole: Checkpoint) -> None:
+    data = whole.config.to_json()
     assert unhandled_settings(CheckpointConfig.from_json(data).arch) == []
     family = load_family(data["architecture"])
     arch = CheckpointConfig.from_json(data).arch
