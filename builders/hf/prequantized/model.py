@@ -100,7 +100,10 @@ def account(
     for linear in linears:
         names = _parts(family, linear)
         if names is None:
-            reasons.append(f"{linear.name}: its rows stand in another order in a quantized model")
+            reasons.append(
+                f"{linear.name}: the model keeps its rows in another order, in which quantized"
+                f" weights are not read: quantize {arch.architecture} here, from plain weights"
+            )
             continue
         kinds = {scheme.is_plain(name) for name in names}
         if kinds == {True}:
