@@ -18,5 +18,14 @@ FAMILIES: dict[str, str] = {
     "Olmo2ForCausalLM": "olmo2",
     "GraniteForCausalLM": "granite",
     "GPT2LMHeadModel": "gpt2",
+    "GPTBigCodeForCausalLM": "gpt_bigcode",
+    "GPTJForCausalLM": "gptj",
+    "GPTNeoXForCausalLM": "gpt_neox",
+    "Starcoder2ForCausalLM": "starcoder2",
+    "FalconForCausalLM": "falcon",
+    "BloomForCausalLM": "bloom",
+    "MptForCausalLM": "mpt",
+    "OPTForCausalLM": "opt",
+    "PhiForCausalLM": "phi",
 }
 """Entry of `architectures` in config.json → module of this package."""

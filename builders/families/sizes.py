@@ -10,11 +10,12 @@ Fields = dict[str, Any]
 """Fields of ModelArch."""
 
 
-def read_sizes(config: HfConfig, **names: str) -> Fields:
+def read_sizes(config: HfConfig, max_positions: int | None = None, /, **names: str) -> Fields:
     """Return the fields for the sizes of a model.
 
     `names` gives the settings that are called otherwise: read_sizes(config, hidden_size="n_embd").
-    Without an intermediate_size the MLP is four times as wide as the hidden state.
+    Without an intermediate_size the MLP is four times as wide as the hidden state;
+    `max_positions` is for models that need not say.
     """
 
     def name(key: str) -> str:
@@ -40,7 +41,7 @@ def read_sizes(config: HfConfig, **names: str) -> Fields:
         "head_size": head_size,
         "intermediate_size": config.count(name("intermediate_size"), 4 * hidden_size),
         "vocab_size": config.count("vocab_size"),
-        "max_position_embeddings": config.count(name("max_position_embeddings")),
+        "max_position_embeddings": config.count(name("max_position_embeddings"), max_positions),
         "rotary_embedding_dim": head_size,
     }
 

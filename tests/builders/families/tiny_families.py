@@ -42,17 +42,20 @@ _GPT: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_MHA = {key: value for key, value in _SIZES.items() if key != "num_key_value_heads"}
+_BARE = {key: value for key, value in _MHA.items() if key != "intermediate_size"}
 _ALTERNATING = ["sliding_attention", "full_attention"] * 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One model: its architecture, and its config beside `sizes`."""
+    """One model: its architecture, its config beside `sizes`, transformers' attention."""
 
     architecture: str
     model_type: str
     settings: dict[str, Any]
     sizes: dict[str, Any]
+    attention: str = "eager"
 
     def config(self) -> Any:
         """Return transformers' config."""
@@ -62,7 +65,7 @@ class Case:
         """Return transformers' model in eval mode."""
         config = self.config()
         model = transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation="eager", dtype=torch.float32
+            config, attn_implementation=self.attention, dtype=torch.float32
         )
         assert type(model).__name__ == self.architecture, type(model)
         with torch.no_grad():
@@ -73,8 +76,10 @@ class Case:
         return model.eval()
 
 
-def _case(architecture: str, model_type: str, **settings: Any) -> Case:
-    return Case(architecture=architecture, model_type=model_type, settings=settings, sizes=_SIZES)
+def _case(
+    architecture: str, model_type: str, sizes: dict[str, Any] = _SIZES, **settings: Any
+) -> Case:
+    return Case(architecture=architecture, model_type=model_type, settings=settings, sizes=sizes)
 
 
 CASES: dict[str, Case] = {
@@ -147,6 +152,77 @@ CASES: dict[str, Case] = {
         logits_scaling=8.0,
     ),
     "gpt2": Case(architecture="GPT2LMHeadModel", model_type="gpt2", settings={}, sizes=_GPT),
+    "gptj": Case(
+        architecture="GPTJForCausalLM",
+        model_type="gptj",
+        settings={"rotary_dim": 8, "n_inner": 96},
+        sizes=_GPT,
+    ),
+    "gpt_bigcode": Case(
+        architecture="GPTBigCodeForCausalLM", model_type="gpt_bigcode", settings={}, sizes=_GPT
+    ),
+    "gpt_bigcode-mha": Case(
+        architecture="GPTBigCodeForCausalLM",
+        model_type="gpt_bigcode",
+        settings={"multi_query": False, "tie_word_embeddings": False},
+        sizes=_GPT,
+    ),
+    "gpt_neox": _case(
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        _MHA,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 500.0,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "gpt_neox-sequential": _case(
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        _MHA,
+        use_parallel_residual=False,
+        attention_bias=False,
+        hidden_act="gelu_fast",
+    ),
+    "starcoder2": _case("Starcoder2ForCausalLM", "starcoder2", sliding_window=7),
+    "falcon-7b": _case("FalconForCausalLM", "falcon", _BARE, ffn_hidden_size=96),
+    "falcon-40b": _case(
+        "FalconForCausalLM",
+        "falcon",
+        _BARE,
+        new_decoder_architecture=True,
+        num_kv_heads=2,
+        bias=True,
+    ),
+    "falcon-11b": _case(
+        "FalconForCausalLM",
+        "falcon",
+        _BARE,
+        new_decoder_architecture=True,
+        num_kv_heads=2,
+        num_ln_in_parallel_attn=1,
+        tie_word_embeddings=False,
+    ),
+    "falcon-rw": Case(
+        architecture="FalconForCausalLM",
+        model_type="falcon",
+        settings={"alibi": True, "parallel_attn": False, "multi_query": False, "bias": True},
+        sizes=_BARE,
+        # transformers 5.24's eager attention adds Falcon's ALiBi twice.
+        attention="sdpa",
+    ),
+    "bloom": _case("BloomForCausalLM", "bloom", _BARE),
+    # Not a power of two: slopes of two sequences, the second rank's among them.
+    "bloom-12": _case("BloomForCausalLM", "bloom", _BARE, hidden_size=96, n_head=12),
+    "mpt": Case(
+        architecture="MptForCausalLM",
+        model_type="mpt",
+        settings={"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.4}},
+        sizes={"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "vocab_size": 101},
+    ),
+    "opt": _case("OPTForCausalLM", "opt", _BARE, ffn_dim=96),
+    "phi": _case("PhiForCausalLM", "phi"),
 }
 
 
