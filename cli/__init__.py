@@ -9,6 +9,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("verify", "Measure an engine against the unquantized model."),
     "refit": ("refit", "Give plans that were built without weights those of a checkpoint."),
     "serve": ("serve", "Serve a Triton repository with tritonserver."),
+    "deploy": ("deploy", "Write scripts and manifests that serve it on other machines."),
     "generate": ("generate", "Stream one answer from a running server."),
     "chat": ("chat", "Chat with a running server."),
     "import-gguf": ("import_gguf", "Turn a GGUF file into a Hugging Face directory."),

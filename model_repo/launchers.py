@@ -10,7 +10,7 @@ MPICH's Hydra, "Using the Hydra Process Manager"; srun(1) of Slurm 23.
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmc.errors import ToolchainError, UnsupportedError
@@ -98,6 +98,12 @@ FLAVOURS: dict[str, Flavour] = {
     ),
 }
 """What `--version` tells apart → its flags."""
+# MPICH's ranks speak PMI-2 to Slurm, Open MPI's PMIx; srun does not say which it will start.
+FLAVOURS["slurm_pmi2"] = replace(
+    FLAVOURS["slurm"],
+    libraries=("MPICH", "Intel MPI", "MVAPICH", "MVAPICH2"),
+    always=("--mpi=pmi2", *FLAVOURS["slurm"].always[1:]),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

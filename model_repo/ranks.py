@@ -141,6 +141,7 @@ def leader_ranks(model: RankedModel, launcher: Launcher, hostfile: Path | None) 
         launcher=launcher,
         model=model.model,
         world_size=model.world_size,
-        hostfile=hostfile,
+        # The launcher is started elsewhere.
+        hostfile=None if hostfile is None else hostfile.resolve(),
         oversubscribe=hostfile is None and needs_oversubscription(model.world_size),
     )

@@ -31,7 +31,7 @@ ADDRESSES: dict[str, tuple[str, ...]] = {
     "tensorrt_rtx_bindings": ("*/tensorrt_rtx*.py",),
     "tensorrt_llm": ("*/tensorrt_llm*.py",),
     "pydantic": ("recipes/*.py", "llmc/artifacts.py", "llmc/stages.py", "llmc/gate/record.py"),
-    "yaml": ("recipes/*.py",),
+    "yaml": ("recipes/*.py", "model_repo/deploy/pods.py"),
     "typer": ("cli/*.py",),
     "rich": ("cli/*.py",),
     "gguf": ("builders/hf/gguf*.py",),
