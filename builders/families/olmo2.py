@@ -3,32 +3,23 @@
 Source: huggingface/transformers 5 modeling_olmo2.py.
 """
 
+from dataclasses import replace
+
 from llmc.arch import ModelArch
 from llmc.builders.families import llama
 from llmc.builders.families.family import Family
 from llmc.builders.families.rules import rename
-from llmc.builders.families.sizes import read_activation, read_sizes
 from llmc.builders.hf.config import HfConfig
-from llmc.builders.hf.rope import read_rope
 
 
 def read_arch(config: HfConfig) -> ModelArch:
     """Return the architecture `config` describes; what cannot be converted becomes its reasons."""
-    sizes = read_sizes(config)
-    bias = config.optional(bool, "attention_bias", False)
     config.expect("clip_qkv", None)
-    return ModelArch(
-        **sizes
-        | read_activation(config)
-        | read_rope(config, sizes["head_size"]).fields()
-        | {
-            "norm_epsilon": config.optional(float, "rms_norm_eps", 1e-5),
-            "norm_placement": "post",
-            "qk_norm": "full",
-            "attn_bias": bias,
-            "dense_bias": bias,
-            "tie_word_embeddings": config.optional(bool, "tie_word_embeddings", False),
-        }
+    return replace(
+        llama.read_arch(config),
+        norm_epsilon=config.optional(float, "rms_norm_eps", 1e-5),
+        norm_placement="post",
+        qk_norm="full",
     )
 
 

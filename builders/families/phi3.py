@@ -21,6 +21,8 @@ def read_arch(config: HfConfig) -> ModelArch:
     """Return the architecture `config` describes; what cannot be converted becomes its reasons."""
     sizes = read_sizes(config)
     config.expect("hidden_act", "silu")
+    config.expect("full_attn_mod", 1)
+    config.expect("interpolate_factor", 1)
     rope = read_rope(config, sizes["head_size"], partial=1.0)
     is_long = rope.scaling is not None and "long_factor" in rope.scaling
     return ModelArch(

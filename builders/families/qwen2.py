@@ -25,7 +25,7 @@ from llmc.builders.hf.rope import read_rope
 def read_fields(config: HfConfig) -> Fields:
     """Return the fields that every Qwen has."""
     sizes = read_sizes(config)
-    first = config.optional(int, "max_window_layers", 0)
+    first = config.optional(int, "max_window_layers", 28)
     slides = read_layer_types(config, sizes["num_hidden_layers"], lambda layer: layer >= first)
     window = read_window(config, sizes["max_position_embeddings"])
     if not config.optional(bool, "use_sliding_window", False):
