@@ -13,11 +13,17 @@ import numpy.typing as npt
 import torch
 
 from llmc.builders.quantize.decoder import Int32s, Parts, ReadRows, ReadTensor, Stored, entering
-from llmc.builders.quantize.observers import KvObserver, LinearObserver, Observer
+from llmc.builders.quantize.observers import (
+    ExpertsObserver,
+    KvObserver,
+    LinearObserver,
+    Observer,
+)
 from llmc.builders.quantize.site import Floats
 from llmc.checkpoint import CheckpointConfig
 from llmc.plugins import graph
 from llmc.plugins.graph import OpCall
+from llmc.plugins.moe.reference import gated_rows
 
 
 def has_cuda() -> bool:
@@ -164,6 +170,10 @@ class TorchLayer:
             observer.see_input(x.cpu().numpy(), gram)
             if observer.watch.columns is not None:
                 observer.see_output(output.cpu().numpy())
+        elif isinstance(observer, ExpertsObserver):
+            observer.see_input(inputs[0].cpu().numpy())
+            for gated in gated_rows(inputs[0], inputs[1], call, weights):
+                observer.see_output(gated.cpu().numpy())
         elif isinstance(observer, KvObserver):
             observer.see(float(extra["kv_cache"].abs().amax()))
         return output

@@ -171,7 +171,11 @@ class _Plan:
         (plain,) = (spec for spec in tensor_specs(plain_config, rank) if spec.name == name)
         for tp_rank, writer in enumerate(writers):
             part = plain.part(source, tp_rank, len(writers))
-            tensors = algorithm.quantize_weight(module, part, settings)
+            if plain.expert_parallel is None:
+                tensors = algorithm.quantize_weight(module, part, settings)
+            else:
+                made = [algorithm.quantize_weight(module, expert, settings) for expert in part]
+                tensors = {role: np.stack([one[role] for one in made]) for role in made[0]}
             for spec in specs:
                 self._write(spec, tensors[spec.name], writer, first_layer)
 

@@ -13,7 +13,7 @@ NormPlacement = Literal["pre", "post", "sandwich"]
 MlpType = Literal["gated", "gated_fused", "plain"]
 QkNorm = Literal["head", "per_head", "full"]
 LayerRope = Literal["global", "local", "none"]
-Scoring = Literal["softmax", "sigmoid", "softmax_of_top"]
+Scoring = Literal["softmax", "sigmoid"]
 GroupScore = Literal["max", "top2_sum"]
 
 ACTIVATIONS = {
@@ -34,8 +34,8 @@ class MoeArch:
     """The mixture-of-experts MLP of a model, in every layer but `dense_layers`.
 
     `intermediate_size` is one expert's. `scoring`: "softmax" or "sigmoid" over all experts before
-    the best `top_k` are taken, or "softmax_of_top" over the logits of those. `renormalize` divides
-    their scores by their sum, and then `routed_scaling_factor` multiplies them. With `num_groups` >
+    the best `top_k` are taken. `renormalize` divides their scores by their sum (of a softmax: that
+    of their logits alone), and then `routed_scaling_factor` multiplies them. With `num_groups` >
     1 experts are taken from the best `top_groups` groups only, which rank by `group_score`.
     `score_correction_bias` is added to the scores for choosing, not for weighing. A shared expert
     (size 0: none) sees every token; `shared_expert_gate` weighs it by a sigmoid. `expert_bias` and

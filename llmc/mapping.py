@@ -53,6 +53,26 @@ class Mapping:
         return self.rank // (self.tp_size * self.cp_size)
 
     @property
+    def moe_tp(self) -> int:
+        """Into how many slices each expert is cut."""
+        assert self.moe_tp_size is not None
+        return self.moe_tp_size
+
+    @property
+    def moe_ep(self) -> int:
+        """Over how many ranks whole experts are dealt out."""
+        assert self.moe_ep_size is not None
+        return self.moe_ep_size
+
+    @property
+    def moe_ep_rank(self) -> int:
+        return self.tp_rank % self.moe_ep
+
+    @property
+    def moe_tp_rank(self) -> int:
+        return self.tp_rank // self.moe_ep
+
+    @property
     def is_first_stage(self) -> bool:
         return self.pp_rank == 0
 

@@ -22,6 +22,8 @@ PLUGINS: dict[str, str] = {
     "position_embedding": "position_embedding",
     "logits_transform": "logits_transform",
     "clamp": "clamp",
+    "mla_qkv": "mla_qkv",
+    "take_columns": "take_columns",
     "allreduce": "allreduce",
     "allgather": "allgather",
     "send": "send",

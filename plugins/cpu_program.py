@@ -29,6 +29,8 @@ KINDS: dict[str, int] = {
     "position_embedding": 19,
     "logits_transform": 20,
     "clamp": 21,
+    "mla_qkv": 22,
+    "take_columns": 23,
 }
 """Kernel → LlmcKind of plugins/csrc/abi.h."""
 

@@ -95,7 +95,14 @@ class Family:
             name = name.removeprefix(f"transformer.layers.{spec.layer}.")
             rules = self.layer_rules
         module = name.rpartition(".")[0]
-        found = [rule for rule in rules if rule.target in (name, module)]
+        of_experts = spec.expert_parallel is not None
+        found = [
+            rule
+            for rule in rules
+            if rule.target in (name, module)
+            and rule.of_experts == of_experts
+            and (of_experts or len(rule.sources) in (1, len(spec.segments)))
+        ]
         assert found, f"{spec.name}: no rule"
         return found
 

@@ -27,9 +27,10 @@ def read_fields(config: HfConfig) -> Fields:
     sizes = read_sizes(config)
     first = config.optional(int, "max_window_layers", 28)
     slides = read_layer_types(config, sizes["num_hidden_layers"], lambda layer: layer >= first)
-    window = read_window(config, sizes["max_position_embeddings"])
-    if not config.optional(bool, "use_sliding_window", False):
-        window = None
+    window = None
+    if config.optional(bool, "use_sliding_window", False):
+        window = read_window(config, sizes["max_position_embeddings"])
+    config.raw("sliding_window")  # without the switch anything may stand there
     return (
         sizes
         | read_activation(config)

@@ -45,7 +45,8 @@ class Rule:
 
     "weight" and "bias" follow their module. A target that names a tensor ("mlp.fc.weight") has
     tensors as sources. `ranges` are the rows wanted of the one source; without, all rows of all
-    sources in order. With "{expert}" in them, `sources` are repeated for every expert.
+    sources in order. With "{expert}" in them, `sources` are repeated for every expert; `stacked`
+    ones hold all experts. Such rules are for the experts of a layer, all others for the rest.
     """
 
     target: str
@@ -53,6 +54,12 @@ class Rule:
     ranges: Callable[[ModelArch], Ranges] | None = None
     transposed: bool = False
     plus_one: bool = False
+    stacked: bool = False
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether the target is experts."""
+        return self.stacked or any("{expert}" in source for source in self.sources)
 
     @property
     def keeps_rows(self) -> bool:
@@ -113,6 +120,11 @@ def fuse(target: str, *sources: str) -> Rule:
     return Rule(target=target, sources=sources)
 
 
+def stacked(target: str, source: str, ranges: Callable[[ModelArch], Ranges] | None = None) -> Rule:
+    """State that tensor `source` holds every expert's part of tensor `target`, stacked."""
+    return Rule(target=target, sources=(source,), ranges=ranges, stacked=True)
+
+
 def transpose(target: str, source: str) -> Rule:
     """State that `source` is stored [in, out], as GPT-2's Conv1D is; its bias is as it is."""
     return Rule(target=target, sources=(source,), transposed=True)
@@ -147,3 +159,11 @@ def swapped_halves(arch: ModelArch) -> Ranges:
     """Ranges of [gate; up] rows as TensorRT-LLM's fused mlp.fc has them, [up; gate]."""
     inner = arch.intermediate_size
     return ((inner, 2 * inner), (0, inner))
+
+
+def swapped_halves_of_experts(arch: ModelArch) -> Ranges:
+    """Ranges of stacked experts' [gate; up] rows, as [up; gate] of each."""
+    assert arch.moe is not None, arch.architecture
+    inner = arch.moe.intermediate_size
+    for start in range(0, 2 * inner * arch.moe.num_experts, 2 * inner):
+        yield from ((start + inner, start + 2 * inner), (start, start + inner))

@@ -37,12 +37,13 @@ def attention(writer: Writer, local: int, value: str) -> str:
         weights["kv_cache_scaling_factor"] = (f"{module}.kv_cache_scaling_factor",)
     if arch.attention_sinks:
         weights["sinks"] = (f"{module}.sinks",)
-    attrs = _attention_attrs(writer, local)
+    attrs = attention_attrs(writer, local)
     context = writer.call("attention", module, (qkv,), attrs, weights)
     return writer.row_linear(f"{module}.dense", context, heads * arch.head_size, arch.dense_bias)
 
 
-def _attention_attrs(writer: Writer, local: int) -> dict[str, Attr]:
+def attention_attrs(writer: Writer, local: int) -> dict[str, Attr]:
+    """Return the attributes of the op `attention` in a layer."""
     arch, layer = writer.arch, writer.global_layer(local)
     heads, kv_heads = writer.heads
     kind, rope = arch.position_embedding_type, arch.rope(layer)

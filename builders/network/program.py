@@ -4,8 +4,12 @@ A rank of a later stage starts with `recv` and, when there is more than one stag
 hands the logits back to rank 0, which samples.
 """
 
+from collections.abc import Iterator
+
 from llmc.builders.families.family import unhandled_settings
 from llmc.builders.network.attention import ROPE_STYLES, attention
+from llmc.builders.network.experts import experts
+from llmc.builders.network.latent import latent_attention
 from llmc.builders.network.mlp import mlp
 from llmc.builders.network.writer import Writer
 from llmc.checkpoint import CheckpointConfig, layer_norms, unsplittable
@@ -52,19 +56,25 @@ def unsupported(config: CheckpointConfig) -> list[str]:
         reasons += rope_unsupported(
             rotary_dim=arch.rotary_embedding_dim, rotary_scaling=arch.rotary_scaling
         )
-    if arch.moe is not None or arch.mla is not None:
-        reasons.append("mixture of experts and latent attention have no network yet")
     reasons += unhandled_settings(arch)
-    for layer in range(arch.num_hidden_layers if arch.mlp_type == "gated" else 0):
-        prefix = f"transformer.layers.{layer}.mlp"
-        fc, gate = (config.quantization.of_module(f"{prefix}.{name}") for name in ("fc", "gate"))
-        if (fc.quant_algo, fc.group_size) != (gate.quant_algo, gate.group_size):
-            reasons.append(
-                f"quantization: {prefix}.fc is {fc.quant_algo or 'plain'}, {prefix}.gate"
-                f" {gate.quant_algo or 'plain'},"
-                " expected the same (they are one linear)"
-            )
+    for layer in range(arch.num_hidden_layers):
+        experts_here = arch.has_experts(layer)
+        if experts_here or arch.mlp_type == "gated":
+            reasons += _unlike(config, f"transformer.layers.{layer}.mlp", experts_here)
     return reasons
+
+
+def _unlike(config: CheckpointConfig, mlp: str, has_experts: bool) -> Iterator[str]:
+    """Say which modules of one op are quantized differently."""
+    names, why = ("fc", "gate"), "they are one linear"
+    if has_experts:
+        names, why = ("fc", "proj"), "experts are one op"
+    one, other = (config.quantization.of_module(f"{mlp}.{name}") for name in names)
+    if (one.quant_algo, one.group_size) != (other.quant_algo, other.group_size):
+        yield (
+            f"quantization: {mlp}.{names[0]} is {one.quant_algo or 'plain'}, {mlp}.{names[1]}"
+            f" {other.quant_algo or 'plain'}, expected the same ({why})"
+        )
 
 
 def _write(writer: Writer) -> tuple[str, ...]:
@@ -137,14 +147,16 @@ def _layer(writer: Writer, local: int, hidden: str) -> str:
         return writer.add(f"{prefix}.{block}.residual", hidden, value, arch.residual_scale)
 
     read = norm(names.before_attention, hidden)
-    attended = norm(names.after_attention, attention(writer, local, read))
+    attend = attention if arch.mla is None else latent_attention
+    attended = norm(names.after_attention, attend(writer, local, read))
     if arch.parallel_attention:
         # Both read the layer's input; a second norm is of that too.
         read = norm(names.before_mlp, hidden) if names.before_mlp else read
     hidden = add("attention", attended)
     if not arch.parallel_attention:
         read = norm(names.before_mlp, hidden)
-    hidden = add("mlp", norm(names.after_mlp, mlp(writer, local, read)))
+    block = experts if arch.has_experts(writer.global_layer(local)) else mlp
+    hidden = add("mlp", norm(names.after_mlp, block(writer, local, read)))
     return hidden
 
 

@@ -91,26 +91,33 @@ class Writer:
         output: str | None = None,
     ) -> str:
         """One product over the weights of `modules`, whose outputs stand side by side."""
-        config, whole = self.config, self._global_name(modules[0])
-        quantization = config.quantization.of_module(whole)
-        form = config.stored_format(whole)
-        attrs: dict[str, Attr] = {
-            "in_features": in_features,
-            "out_features": out_features,
-            "quant": quantization.quant_algo or "none",
-            "stored_quantized": form is not None,
-            "layout": config.layout,
-        }
-        weights = {"weight": tuple(f"{module}.weight" for module in modules)}
-        if form is not None:
-            weights = {
-                tensor.role: tuple(tensor_name(tensor, module) for module in modules)
-                for tensor in form.tensors_of(whole)
-            }
+        attrs: dict[str, Attr] = {"in_features": in_features, "out_features": out_features}
+        attrs |= self.quantization_attrs(modules[0])
+        weights = self.linear_weights(modules)
         if bias:
             weights["bias"] = tuple(f"{module}.bias" for module in modules)
         name = "+".join(modules)
         return self.call("linear", name, (value,), attrs, weights, output=output)
+
+    def quantization_attrs(self, module: str) -> dict[str, Attr]:
+        """Return the attributes that say how the weights of `module` are stored."""
+        config, whole = self.config, self._global_name(module)
+        return {
+            "quant": config.quantization.of_module(whole).quant_algo or "none",
+            "stored_quantized": config.stored_format(whole) is not None,
+            "layout": config.layout,
+        }
+
+    def linear_weights(self, modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+        """Return the tensors of `modules` but their biases, by role."""
+        whole = self._global_name(modules[0])
+        form = self.config.stored_format(whole)
+        if form is None:
+            return {"weight": tuple(f"{module}.weight" for module in modules)}
+        return {
+            tensor.role: tuple(tensor_name(tensor, module) for module in modules)
+            for tensor in form.tensors_of(whole)
+        }
 
     def row_linear(self, module: str, value: str, in_features: int, bias: bool) -> str:
         """A product whose input columns are split over the ranks, then summed.

@@ -98,4 +98,22 @@ class KvObserver:
         self.amax = max(self.amax, amax)
 
 
-Observer = LinearObserver | KvObserver
+@dataclass(slots=True, kw_only=True)
+class ExpertsObserver:
+    """Largest magnitudes of what a layer's experts multiply: the tokens, and gated products."""
+
+    num_tokens: int = 0
+    input_amax: float = 0.0
+    gated_amax: float = 0.0
+
+    def see_input(self, x: Floats) -> None:
+        """Record a chunk [T, in]."""
+        self.num_tokens += len(x)
+        self.input_amax = max(self.input_amax, float(np.abs(x).max()))
+
+    def see_output(self, gated: Floats) -> None:
+        """Record the inputs of the second product, of every token and choice."""
+        self.gated_amax = max(self.gated_amax, float(np.abs(gated).max()))
+
+
+Observer = LinearObserver | KvObserver | ExpertsObserver

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.builders.quantize.decoder import Int32s, entering
-from llmc.builders.quantize.observers import KvObserver, LinearObserver, Observer
+from llmc.builders.quantize.observers import ExpertsObserver, KvObserver, Observer
 from llmc.builders.quantize.site import Floats
 from llmc.builders.targets.cpu import kv_shape
 from llmc.builders.targets.cpu_fusion import fuse
@@ -94,8 +94,11 @@ class Stage:
 
     def run(self, hidden: Floats | None, chunk: Chunk, observers: Mapping[str, Observer]) -> Floats:
         """Return what the last op writes, from `hidden` [T, columns] or, None, the token ids."""
-        linears = {name: one for name, one in observers.items() if isinstance(one, LinearObserver)}
-        watched = {name: one.watch.columns is not None for name, one in linears.items()}
+        seen = {n: one for n, one in observers.items() if not isinstance(one, KvObserver)}
+        watched = {
+            name: isinstance(one, ExpertsObserver) or one.watch.columns is not None
+            for name, one in seen.items()
+        }
         columns = None if hidden is None else hidden.shape[1]
         written, bound = self._bind(chunk, watched, columns)
 
@@ -104,7 +107,7 @@ class Stage:
                 outputs[0][:] = hidden
                 return
             assert op.peer is not None
-            observer = linears[self._ops[op.peer // 2].name]
+            observer = seen[self._ops[op.peer // 2].name]
             (observer.see_output if op.peer % 2 else observer.see_input)(inputs[0])
 
         bound.run(chunk, communicate)
@@ -146,6 +149,8 @@ class Stage:
             lowering.widens = call.attrs.get("quant", "none") == "none"
             lowering.dtype = "float32" if lowering.widens else self._dtype
             ops += graph.part(call.plugin, "cpu").lower(call, lowering)
+            if call.plugin == "moe" and call.name in watched:
+                ops.append(self._send_gated(call))
         kv = _NO_KV
         if any(graph.spec(call.plugin).uses_kv_cache for call in network.ops):
             kv = kv_shape(network.ops, tokens_per_block=BLOCK_TOKENS, dtype="float32")
@@ -157,7 +162,8 @@ class Stage:
     def _network(self, watched: dict[str, bool], columns: int | None) -> Network:
         """Return the ops between what they receive and what they hand out.
 
-        Peer 2 i gets the input of op i, peer 2 i + 1 its output.
+        Peer 2 i gets the input of op i, peer 2 i + 1 its output (of experts, what their second
+        product reads).
         """
         calls: list[OpCall] = []
         if columns is not None:
@@ -168,12 +174,24 @@ class Stage:
             )
         for place, call in enumerate(self._ops):
             if call.name in watched:
-                calls.append(_send(call.inputs[0], call.attrs["in_features"], 2 * place))
+                num_in = call.attrs["hidden_size" if call.plugin == "moe" else "in_features"]
+                calls.append(_send(call.inputs[0], num_in, 2 * place))
             calls.append(call)
-            if watched.get(call.name):
+            if watched.get(call.name) and call.plugin != "moe":
                 calls.append(_send(call.outputs[0], call.attrs["out_features"], 2 * place + 1))
         inputs = ("token_ids",) if columns is None else ()
         return Network(ops=tuple(calls), inputs=inputs, outputs=self._ops[-1].outputs)
+
+    def _send_gated(self, call: OpCall) -> CpuOp:
+        """Hand out what experts multiply second; no value of the network, one of the lowering."""
+        place = next(i for i, op in enumerate(self._ops) if op.name == call.name)
+        return CpuOp(
+            kind="send",
+            name=f"send {2 * place + 1}",
+            inputs=(f"{call.name}.fc:out",),
+            outputs=(),
+            peer=2 * place + 1,
+        )
 
 
 def _send(value: str, columns: Attr, peer: int) -> OpCall:

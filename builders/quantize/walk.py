@@ -22,8 +22,15 @@ from llmc.builders.quantize.decoder import (
     arithmetic,
     open_decoder,
 )
+from llmc.builders.quantize.experts import quantize_experts
 from llmc.builders.quantize.memory import CHUNK_TOKENS, KEPT_ROWS, sites_at_once
-from llmc.builders.quantize.observers import KvObserver, LinearObserver, Observer, Watch
+from llmc.builders.quantize.observers import (
+    ExpertsObserver,
+    KvObserver,
+    LinearObserver,
+    Observer,
+    Watch,
+)
 from llmc.builders.quantize.rounding import restored_weight
 from llmc.builders.quantize.site import Algorithm, Module, Settings, Site, Tensors
 from llmc.builders.quantize.state import State
@@ -155,6 +162,8 @@ class Walk:
                     columns=columns if load_format(self.settings.algo).reads_output else None,
                 )
                 observers[op.name] = LinearObserver(watch=watch)
+            elif op.plugin == "moe" and self._quantized(op):
+                observers[op.name] = ExpertsObserver()
             elif op.plugin == "attention" and self.config.quantization.kv_cache_quant_algo:
                 observers[op.name] = KvObserver()
         return observers
@@ -162,7 +171,8 @@ class Walk:
     def _quantized(self, op: OpCall) -> bool:
         if self.algorithm is None:
             return False
-        modules = [name.removesuffix(".weight") for name in op.weights["weight"]]
+        role = "fc_weight" if op.plugin == "moe" else "weight"
+        modules = [name.removesuffix(".weight") for name in op.weights[role]]
         return all(self.config.quantization.quantizes(module) for module in modules)
 
     def _out_features(self, name: str, op: OpCall) -> int:
@@ -183,6 +193,11 @@ class Walk:
                 assert self.algorithm is not None and self.algorithm.quantize is not None
                 site = self._site(op, ops, loaded, observer)
                 return self.algorithm.quantize(site, self.settings)
+            if isinstance(observer, ExpertsObserver):
+                assert self.algorithm is not None
+                names = [*op.weights["fc_weight"], *op.weights["proj_weight"]]
+                weights = {name.removesuffix(".weight"): loaded.weight(name) for name in names}
+                return quantize_experts(self.algorithm, self.settings, weights, observer)
             if isinstance(observer, KvObserver):
                 kv_algo = self.config.quantization.kv_cache_quant_algo
                 scale = kv_scale(observer.amax, str(kv_algo))

@@ -11,7 +11,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from llmc.arch import ACTIVATIONS, ModelArch
+from llmc.arch import ACTIVATIONS, ModelArch, MoeArch
 from llmc.errors import CheckpointError
 
 ARCH_KEYS = (
@@ -27,6 +27,8 @@ _IMPLIED: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {},
     "Qwen2ForCausalLM": {"dense_bias": False},
+    "MixtralForCausalLM": {},
+    "Qwen2MoeForCausalLM": {"dense_bias": False},
 }
 """Architectures of which config.json says all there is, and what their class adds to it."""
 
@@ -84,6 +86,7 @@ def read_arch(
         "mlp_bias": typed(data, "mlp_bias", bool, False),
         "qk_norm": "head" if typed(data, "qk_layernorm", bool, False) else None,
         "tie_word_embeddings": typed(data, "tie_word_embeddings", bool, False),
+        "moe": _read_moe(settings, data),
         "family_settings": settings,
         "left_out": left_out,
     }
@@ -91,6 +94,28 @@ def read_arch(
     if own is not None:
         found |= _decode_fields(ModelArch, own, "llmc.arch")
     return ModelArch(**found)
+
+
+def _read_moe(settings: dict[str, Any], data: dict[str, Any]) -> MoeArch | None:
+    """Return what TensorRT-LLM's keys say of experts; None for none.
+
+    Source: NVIDIA/TensorRT-LLM 0.17 tensorrt_llm/layers/moe.py (MoeConfig; its normalization modes
+    are 0 none, 1 renormalize) and models/qwen (whose shared expert has a gate).
+    """
+    moe = typed(settings, "moe", dict, {})
+    if not typed(moe, "num_experts", int, 0):
+        return None
+    shared = typed(moe, "shared_expert_intermediate_size", int, 0)
+    return MoeArch(
+        num_experts=count(moe, "num_experts"),
+        top_k=count(moe, "top_k"),
+        intermediate_size=count(
+            settings, "moe_intermediate_size", count(data, "intermediate_size")
+        ),
+        renormalize=moe.get("normalization_mode") == 1,
+        shared_expert_intermediate_size=shared,
+        shared_expert_gate=shared > 0,
+    )
 
 
 def require_whole(arch: ModelArch, own: Any) -> None:

@@ -126,12 +126,13 @@ def _layout_reasons(config: CheckpointConfig, algos: set[str]) -> Iterator[str]:
 
 
 def _experts_reasons(config: CheckpointConfig, form: QuantFormat) -> Iterator[str]:
-    moe = config.arch.family_settings.get("moe")
-    if not isinstance(moe, dict) or not moe.get("num_experts"):
+    if config.arch.moe is None:
         return
     # [moe] MixtureOfExperts: weight-only per channel and FP8 per tensor; 1.x adds NVFP4.
     if form.algo not in ("W8A16", "W4A16", "FP8", "NVFP4"):
         yield f"{form.algo} with experts: TensorRT-LLM has W8A16, W4A16, FP8 and NVFP4 for them"
+    elif form.algo == "NVFP4":
+        yield "NVFP4 with experts: not written yet; W8A16, W4A16 and FP8 are"
 
 
 def _exclusion_reasons(config: CheckpointConfig, form: QuantFormat) -> Iterator[str]:
@@ -165,7 +166,7 @@ def _size_reasons(config: CheckpointConfig, linear: Linear) -> Iterator[str]:
         multiple = max(smallest, config.quantization.of_module(linear.name).group_size)
     elif form.needs_layout:
         multiple = MULTIPLE
-    tp_size = config.mapping.tp_size
+    tp_size = linear.split_size(config.mapping)
     num_out, num_in = linear.num_out, linear.num_in
     if linear.split == "rows":
         num_out = sum(segment.local_length(tp_size) for segment in linear.rows)

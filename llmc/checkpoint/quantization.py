@@ -25,7 +25,11 @@ DEFAULT_EXCLUDE_MODULES = (
 )
 """What TensorRT-LLM leaves unquantized when `exclude_modules` is null."""
 
-_NEVER_QUANTIZED = ("*vocab_embedding", "*position_embedding", "*block_embedding")
+_NEVER_QUANTIZED = (
+    *("*vocab_embedding", "*position_embedding", "*block_embedding"),
+    *("*router", "*shared_expert_gate"),
+    *("*attention.fused_a", "*attention.q_b_proj", "*attention.kv_b_proj"),
+)
 _LAYER_KEYS = ("quant_algo", "group_size", "has_zero_point", "pre_quant_scale")
 
 

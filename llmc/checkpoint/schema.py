@@ -19,6 +19,8 @@ from llmc.checkpoint.linears import (
     lm_head,
     misfits,
 )
+from llmc.checkpoint.mla import mla_specs
+from llmc.checkpoint.mlp import routing_specs
 from llmc.checkpoint.norms import layer_norms, norm_specs, qk_norm_specs
 from llmc.checkpoint.split import Segment, TensorSpec
 from llmc.errors import UnsupportedError
@@ -83,6 +85,7 @@ def unsplittable(config: CheckpointConfig) -> list[str]:
     if reasons:
         valid = ", ".join(map(str, valid_tp_sizes(arch)))
         reasons = [f"{reason}; valid tp_size: {valid}" for reason in reasons]
+    reasons += _uneven_experts(arch, mapping)
     if arch.num_hidden_layers % mapping.pp_size:
         layers = arch.num_hidden_layers
         valid = ", ".join(str(size) for size in range(1, layers + 1) if layers % size == 0)
@@ -119,8 +122,28 @@ def _uneven(arch: ModelArch, tp_size: int) -> list[str]:
             f"tp_size {tp_size} is more than num_key_value_heads {kv_heads}, whose norm is over all"
         )
     inner = arch.intermediate_size
-    if inner % tp_size:
+    has_dense = not all(arch.has_experts(layer) for layer in range(arch.num_hidden_layers))
+    if has_dense and inner % tp_size:
         reasons.append(f"tp_size {tp_size} does not divide intermediate_size {inner}")
+    shared = 0 if arch.moe is None else arch.moe.shared_expert_intermediate_size
+    if shared % tp_size:
+        reasons.append(
+            f"tp_size {tp_size} does not divide shared_expert_intermediate_size {shared}"
+        )
+    return reasons
+
+
+def _uneven_experts(arch: ModelArch, mapping: Mapping) -> list[str]:
+    moe_tp, moe_ep = mapping.moe_tp, mapping.moe_ep
+    if arch.moe is None:
+        return [f"moe_ep_size {moe_ep}, but the model has no experts"] if moe_ep > 1 else []
+    count, inner = arch.moe.num_experts, arch.moe.intermediate_size
+    reasons = []
+    if count % moe_ep:
+        reasons.append(f"moe_ep_size {moe_ep} does not divide num_experts {count}")
+    if inner % moe_tp:
+        hint = " (more moe_ep_size splits experts less)" if moe_ep < mapping.tp_size else ""
+        reasons.append(f"moe_tp_size {moe_tp} does not divide the experts' size {inner}{hint}")
     return reasons
 
 
@@ -150,13 +173,18 @@ def _layer_specs(config: CheckpointConfig, layer: int) -> Iterator[TensorSpec]:
     arch = config.arch
     prefix = f"transformer.layers.{layer}"
     norms = layer_norms(arch)
-    qkv, dense, *mlp = (list(linear_specs(config, linear)) for linear in layer_linears(arch, layer))
+    attention: list[TensorSpec] = []
+    mlp: list[TensorSpec] = []
+    for linear in layer_linears(arch, layer):
+        is_attention = linear.name.startswith(f"{prefix}.attention.")
+        (attention if is_attention else mlp).extend(linear_specs(config, linear))
 
     def norm(name: str | None) -> Iterator[TensorSpec]:
         return iter(()) if name is None else norm_specs(arch, f"{prefix}.{name}", layer)
 
     yield from norm(norms.before_attention)
-    yield from (*qkv, *dense, *qk_norm_specs(arch, f"{prefix}.attention", layer))
+    yield from mla_specs(arch, f"{prefix}.attention", layer)
+    yield from (*attention, *qk_norm_specs(arch, f"{prefix}.attention", layer))
     if arch.attention_sinks:
         heads = Segment(count=arch.num_attention_heads)
         yield TensorSpec(
@@ -176,5 +204,6 @@ def _layer_specs(config: CheckpointConfig, layer: int) -> Iterator[TensorSpec]:
     for name in (norms.after_attention, norms.before_mlp):
         yield from norm(name)
     # What belongs to the input of both mlp.fc and mlp.gate is one tensor.
-    yield from {spec.name: spec for specs in mlp for spec in specs}.values()
+    yield from {spec.name: spec for spec in mlp}.values()
+    yield from routing_specs(arch, layer)
     yield from norm(norms.after_mlp)

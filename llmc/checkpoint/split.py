@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -55,9 +54,13 @@ class TensorSpec:
     """One tensor of the whole model and how it is split.
 
     `name` has the global layer number; `layer` is that number, None outside the layers. `shape` is
-    the unsplit, unpadded shape; the first of three dimensions counts experts. `axis` is the one
-    that is split (None: every rank holds all of it) and `segments` cover it in order, each split by
-    itself. `dtype` None is the model's.
+    the unsplit, unpadded shape. `axis` is the one that is split (None: every rank holds all of it)
+    and `segments` cover it in order, each split by itself. `dtype` None is the model's.
+
+    `expert_parallel` is for tensors whose first dimension counts experts, whole ones of which are
+    dealt out to so many ranks; `axis` is then split over tp_size / expert_parallel.
+    Source: NVIDIA/TensorRT-LLM tensorrt_llm/mapping.py (0.17): moe_ep_rank = tp_rank % ep,
+    moe_tp_rank = tp_rank // ep, and the experts of a rank are neighbours.
     """
 
     name: str
@@ -66,13 +69,30 @@ class TensorSpec:
     segments: tuple[Segment, ...] = ()
     layer: int | None = None
     dtype: str | None = None
+    expert_parallel: int | None = None
 
     def local_shape(self, tp_size: int) -> tuple[int, ...]:
         """Return the shape every rank of a tensor-parallel group holds."""
-        if self.axis is None:
-            return self.shape
-        length = sum(segment.local_length(tp_size) for segment in self.segments)
-        return (*self.shape[: self.axis], length, *self.shape[self.axis + 1 :])
+        shape = [*self.shape]
+        if self.axis is not None:
+            _, size = self._place(0, tp_size)
+            shape[self.axis] = sum(segment.local_length(size) for segment in self.segments)
+        if self.expert_parallel is not None:
+            shape[0] //= self.expert_parallel
+        return tuple(shape)
+
+    def _place(self, tp_rank: int, tp_size: int) -> tuple[int, int]:
+        """Return which of how many parts of `axis` the rank has."""
+        ep = self.expert_parallel or 1
+        return tp_rank // ep, tp_size // ep
+
+    def _experts(self, tp_rank: int) -> range:
+        """Return the rank's experts; of a tensor that is not stacked, the one matrix there is."""
+        if self.expert_parallel is None:
+            return range(1)
+        count = self.shape[0] // self.expert_parallel
+        first = tp_rank % self.expert_parallel * count
+        return range(first, first + count)
 
     def local_name(self, first_layer: int) -> str:
         """Return the name in the file of a stage that begins at `first_layer`, there layer 0."""
@@ -82,44 +102,51 @@ class TensorSpec:
 
     @property
     def splits_columns(self) -> bool:
-        """Whether it is split along the last of several dimensions."""
-        return self.axis is not None and self.axis == len(self.shape) - 1 > 0
+        """Whether it is split along the columns: the last dimension of a matrix."""
+        is_matrix = len(self.shape) > (1 if self.expert_parallel is None else 2)
+        return is_matrix and self.axis == len(self.shape) - 1
 
     def column_span(self, tp_rank: int, tp_size: int) -> slice | None:
         """Return the columns of the last dimension that the rank holds, None when all."""
         if not self.splits_columns:
             return None
         assert len(self.segments) == 1 and not self.segments[0].padded, self.name
-        return slice(*self.segments[0].span(tp_rank, tp_size))
+        return slice(*self.segments[0].span(*self._place(tp_rank, tp_size)))
 
     def row_spans(self, tp_rank: int, tp_size: int) -> Iterator[tuple[int, int, int]]:
         """Yield the runs of rows that the rank holds as (start, stop, length), in order.
 
-        Rows are those of the last dimension of the whole tensor; a run is padded with zeros to
-        its length.
+        Rows are those of the last dimension of the whole tensor, and the numbers of vectors; a run
+        is padded with zeros to its length.
         """
-        rows = prod(self.shape[: len(self.shape[1:]) or 1])
-        if self.axis is None or self.splits_columns:
-            yield 0, rows, rows
-            return
-        per_expert = self.shape[self.axis]
-        assert self.axis == max(0, len(self.shape) - 2), (self.name, self.axis)
-        for base in range(0, rows, per_expert):
+        row_axis = 0 if self.expert_parallel is None else 1
+        rows = self.shape[row_axis]
+        place = self._place(tp_rank, tp_size)
+        for expert in self._experts(tp_rank):
+            base = expert * rows
+            if self.axis is None or self.splits_columns:
+                yield base, base + rows, rows
+                continue
+            assert self.axis == row_axis, (self.name, self.axis)
             for segment in self.segments:
-                start, stop = segment.span(tp_rank, tp_size)
-                yield base + start, base + stop, segment.local_length(tp_size)
+                start, stop = segment.span(*place)
+                yield base + start, base + stop, segment.local_length(place[1])
                 base += segment.length
 
     def part(self, whole: npt.NDArray[Any], tp_rank: int, tp_size: int) -> npt.NDArray[Any]:
         """Return the rank's part of the whole tensor, padded with zeros, in row-major order."""
         assert whole.shape == self.shape, (self.name, whole.shape, self.shape)
-        if self.axis is None or tp_size == 1:
+        if self.expert_parallel is not None:
+            experts = self._experts(tp_rank)
+            whole = whole[experts.start : experts.stop]
+        place, size = self._place(tp_rank, tp_size)
+        if self.axis is None or size == 1:
             return np.ascontiguousarray(whole).reshape(whole.shape)
         local: npt.NDArray[Any] = np.zeros(self.local_shape(tp_size), whole.dtype)
         source, target = np.moveaxis(whole, self.axis, 0), np.moveaxis(local, self.axis, 0)
         base = position = 0
         for segment in self.segments:
-            start, stop = segment.span(tp_rank, tp_size)
+            start, stop = segment.span(place, size)
             target[position : position + stop - start] = source[base + start : base + stop]
-            base, position = base + segment.length, position + segment.local_length(tp_size)
+            base, position = base + segment.length, position + segment.local_length(size)
         return local

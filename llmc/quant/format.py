@@ -43,6 +43,13 @@ class QuantTensor:
         return self.modules is None or module.rpartition(".")[2] in self.modules
 
 
+EXPERTS_SHARE = ("activation_scaling_factor",)
+"""Roles that experts have one tensor of, for the input of them all; the others are stacked.
+
+Source: NVIDIA/TensorRT-LLM 0.17 tensorrt_llm/layers/moe.py, MOEWeightWrapper (and tests/goldens).
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedLinear:
     """The tensors of one module by role, as stored in the checkpoint, of the unsplit module.

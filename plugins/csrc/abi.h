@@ -31,7 +31,9 @@ enum LlmcKind : int32_t {
     LLMC_POSITION_EMBEDDING = 19,
     LLMC_LOGITS_TRANSFORM = 20,
     LLMC_CLAMP = 21,
-    LLMC_NUM_KINDS = 22,
+    LLMC_MLA_QKV = 22,
+    LLMC_TAKE_COLUMNS = 23,
+    LLMC_NUM_KINDS = 24,
 };
 
 // Element types of stored tensors. Activations are always fp32. F8 is e4m3, F4 e2m1.

@@ -6,7 +6,7 @@ namespace LLMC_NS {
 extern const Kernel embedding, rms_norm, linear, rope_kv, attention, gated_activation, add,
     gather_last, round_rows, moe_routing, moe_group, moe_linear, moe_combine, sigmoid_gate,
     layer_norm, head_norm, qk_squares, wide_qk_norm, activation, position_embedding,
-    logits_transform, clamp;
+    logits_transform, clamp, mla_qkv, take_columns;
 
 KernelTable kernels() {
     static Kernel table[LLMC_NUM_KINDS];
@@ -32,6 +32,8 @@ KernelTable kernels() {
     table[LLMC_POSITION_EMBEDDING] = position_embedding;
     table[LLMC_LOGITS_TRANSFORM] = logits_transform;
     table[LLMC_CLAMP] = clamp;
+    table[LLMC_MLA_QKV] = mla_qkv;
+    table[LLMC_TAKE_COLUMNS] = take_columns;
     return table;
 }
 

@@ -1,11 +1,12 @@
 """Torch reference of `moe`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
 import torch
 
+from llmc.plugins.graph import OpCall
 from llmc.plugins.linear.reference import evaluate as evaluate_linear
 from llmc.plugins.linear.reference import round_input
 from llmc.plugins.moe.stored import interpret_expert, stored_roles
@@ -84,6 +85,25 @@ def evaluate(
         proj = proj if proj_bias is None else proj + proj_bias[expert]
         out.index_add_(0, tokens, proj * weights[tokens, choices, None])
     return out
+
+
+def gated_rows(
+    x: torch.Tensor, routing: torch.Tensor, call: OpCall, weights: Mapping[str, torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    """Yield, of each expert of `call` with tokens, what its second product reads.
+
+    `weights` are plain tensors by role.
+    """
+    attrs: dict[str, Any] = call.attrs
+    chosen = routing[:, : attrs["top_k"]].long() - attrs["first_expert"]
+    for expert in range(attrs["num_experts"]):
+        tokens, _ = torch.where(chosen == expert)
+        if not len(tokens):
+            continue
+        bias = weights["fc_bias"][expert] if "fc_bias" in weights else None
+        fc = torch.nn.functional.linear(x[tokens], weights["fc_weight"][expert], bias)
+        up, gate = fc.chunk(2, dim=1)
+        yield _gated(attrs["activation"], gate, up, attrs["alpha"], attrs["limit"])
 
 
 def _gated(

@@ -17,9 +17,6 @@ from llmc.plugins.graph import Attribute, OpSpec, WeightRole
 STORED_ROLES = ("per_channel_scale", "weights_scaling_factor", "activation_scaling_factor")
 """What the formats in QUANTS store beside a weight."""
 
-SHARED_ROLES = ("activation_scaling_factor",)
-"""The stored roles that all experts share."""
-
 QUANTS = ("W8A16", "W4A16", "FP8")
 """The formats TensorRT-LLM has experts in, among those llmc has. Source: NVIDIA/TensorRT-LLM 0.17
 tensorrt_llm/layers/moe.py (weight-only and FP8 quant modes)."""

@@ -9,9 +9,9 @@ from typing import Any
 import numpy.typing as npt
 
 from llmc.plugins.linear.quantized import InputRounding, interpret
-from llmc.plugins.moe.spec import SHARED_ROLES, STORED_ROLES
+from llmc.plugins.moe.spec import STORED_ROLES
 from llmc.quant import layouts
-from llmc.quant.format import Elements, load_format
+from llmc.quant.format import EXPERTS_SHARE, Elements, load_format
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -30,13 +30,13 @@ def interpret_expert(
 ) -> tuple[Elements, InputRounding]:
     """Return what one expert's stored weight means, and how all experts' input is rounded.
 
-    `stacked` are the other roles' tensors, [E, ...] but for the SHARED_ROLES.
+    `stacked` are the other roles' tensors, [E, ...] but for those that EXPERTS_SHARE.
     """
     form = load_format(quant)
     if layout is not None and form.needs_layout:
         # With an axis of experts in front: theirs differ from plain linears' on some GPUs.
         weight = layouts.restore(weight[None], layout, bits=form.weight_bits)[0]
     own = {
-        role: [array if role in SHARED_ROLES else array[expert]] for role, array in stacked.items()
+        role: [array if role in EXPERTS_SHARE else array[expert]] for role, array in stacked.items()
     }
     return interpret(quant, None, {"weight": [weight], **own})

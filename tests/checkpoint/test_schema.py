@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmc.arch import ModelArch
+from llmc.arch import ModelArch, MoeArch
 from llmc.checkpoint import (
     CheckpointConfig,
     Quantization,
@@ -122,3 +122,32 @@ def test_a_split_that_does_not_fit_is_refused_with_what_does(
 
 def test_every_reason_is_given() -> None:
     assert len(unsplittable(config(mapping=Mapping(tp_size=5, pp_size=4)))) == 4
+
+
+MOE = replace(
+    ARCH,
+    moe=MoeArch(num_experts=6, top_k=2, intermediate_size=64, shared_expert_intermediate_size=50),
+)
+
+
+@pytest.mark.parametrize(
+    ("arch", "mapping", "reason"),
+    [
+        (ARCH, {"tp_size": 2, "moe_ep_size": 2}, "moe_ep_size 2, but the model has no experts"),
+        (MOE, {"tp_size": 4, "moe_ep_size": 4}, "moe_ep_size 4 does not divide num_experts 6"),
+        (MOE, {"tp_size": 3}, "moe_tp_size 3 does not divide the experts' size 64 (more"),
+        (MOE, {"tp_size": 4}, "tp_size 4 does not divide shared_expert_intermediate_size 50"),
+    ],
+)
+def test_experts_that_cannot_be_shared_out(
+    arch: ModelArch, mapping: dict[str, int], reason: str
+) -> None:
+    split = config(arch=arch, mapping=Mapping(**mapping))
+    assert any(reason in found for found in unsplittable(split)), unsplittable(split)
+
+
+def test_experts_may_be_shared_out_where_they_cannot_be_cut() -> None:
+    arch = replace(ARCH, moe=MoeArch(num_experts=6, top_k=2, intermediate_size=65))
+    shared_out = Mapping(tp_size=2, moe_ep_size=2)
+    assert unsplittable(config(arch=arch, mapping=shared_out)) == []
+    assert unsplittable(config(arch=arch, mapping=Mapping(tp_size=2)))

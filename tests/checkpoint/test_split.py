@@ -55,3 +55,34 @@ def test_a_packed_axis_keeps_whole_units(
     segment: Segment, factor: int, tp_size: int, divided: Segment | None
 ) -> None:
     assert segment.divided(factor, tp_size) == divided
+
+
+@pytest.mark.parametrize(("ep", "tp_size"), [(1, 2), (2, 2), (2, 4), (4, 4)])
+@pytest.mark.parametrize("kind", ["rows", "columns", "bias", "whole"])
+def test_experts_are_dealt_out_and_then_split(kind: str, ep: int, tp_size: int) -> None:
+    """Rank r holds the neighbours of group r % ep and, of each, slice r // ep."""
+    halves = (Segment(count=4), Segment(count=4))
+    shape, axis, segments = {
+        "rows": ((4, 8, 3), 1, halves),
+        "columns": ((4, 3, 8), 2, (Segment(count=8),)),
+        "bias": ((4, 8), 1, halves),
+        "whole": ((4, 1), None, ()),
+    }[kind]
+    spec = TensorSpec(name="x", shape=shape, axis=axis, segments=segments, expert_parallel=ep)
+    whole = np.arange(np.prod(shape)).reshape(shape)
+    for rank in range(tp_size):
+        group, piece = rank % ep, rank // ep
+        wanted = np.split(whole, ep)[group]
+        if axis is not None:
+            pieces = tp_size // ep
+            runs = np.split(wanted, len(segments), axis=axis)
+            wanted = np.concatenate([np.split(run, pieces, axis)[piece] for run in runs], axis)
+        part = spec.part(whole, rank, tp_size)
+        np.testing.assert_array_equal(part, wanted)
+        assert part.shape == spec.local_shape(tp_size)
+        # The same by runs of rows, as plain tensors are copied; of vectors each number is a row.
+        rows = whole.reshape(-1, 1 if len(shape) == 2 else shape[-1])
+        spans = [rows[start:stop] for start, stop, _ in spec.row_spans(rank, tp_size)]
+        columns = spec.column_span(rank, tp_size)
+        copied = np.concatenate(spans)[:, columns or slice(None)]
+        np.testing.assert_array_equal(copied.reshape(wanted.shape), wanted)

@@ -15,7 +15,10 @@ from tests.goldens import golden
 
 UNQUANTIZED = [name for name in golden.CHECKPOINTS if "-quant-" not in name and "-kv-" not in name]
 NULL_ALPHA = ("GemmaForCausalLM", "Gemma2ForCausalLM")
-SELF_DESCRIBING = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+SELF_DESCRIBING = (
+    *("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"),
+    *("MixtralForCausalLM", "Qwen2MoeForCausalLM"),
+)
 MLP_BIASES = tuple(f"mlp.{module}.bias" for module in ("fc", "gate", "proj"))
 
 

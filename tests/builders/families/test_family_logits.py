@@ -96,6 +96,18 @@ def engine_logits(
     return logits
 
 
+EXPERT_MAPPINGS = {
+    "ep2": Mapping(tp_size=2, moe_ep_size=2),
+    "tp2ep2": Mapping(tp_size=4, moe_tp_size=2, moe_ep_size=2),
+}
+
+
+@pytest.mark.parametrize("case", ["mixtral"], indirect=True)
+@pytest.mark.parametrize("mapping", EXPERT_MAPPINGS.values(), ids=EXPERT_MAPPINGS)
+def test_logits_of_shared_out_experts(case: Any, mapping: Mapping, tmp_path: Path) -> None:
+    test_logits_equal_transformers(case, mapping, tmp_path)
+
+
 @pytest.mark.parametrize(
     "mapping", [Mapping(), Mapping(tp_size=2), Mapping(pp_size=2)], ids=["one", "tp2", "pp2"]
 )

@@ -46,6 +46,37 @@ _MHA = {key: value for key, value in _SIZES.items() if key != "num_key_value_hea
 _BARE = {key: value for key, value in _MHA.items() if key != "intermediate_size"}
 _ALTERNATING = ["sliding_attention", "full_attention"] * 2
 
+_EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_QWEN_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+}
+
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
+_DEEPSEEK: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -69,7 +100,7 @@ class Case:
         )
         assert type(model).__name__ == self.architecture, type(model)
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
+            for name, parameter in model.state_dict().items():
                 values = golden.values(name, tuple(parameter.shape), "float32")
                 spread = np.float32(10 if parameter.ndim > 1 else 1)
                 parameter.copy_(torch.from_numpy(values * spread))
@@ -95,6 +126,35 @@ CASES: dict[str, Case] = {
         tie_word_embeddings=True,
     ),
     "qwen3": _case("Qwen3ForCausalLM", "qwen3", head_dim=24),
+    "mixtral": _case("MixtralForCausalLM", "mixtral", **_EXPERTS, sliding_window=7),
+    "qwen2_moe": _case(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        **_QWEN_EXPERTS,
+        shared_expert_intermediate_size=32,
+        mlp_only_layers=[2],
+    ),
+    "qwen3_moe": _case(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        **_QWEN_EXPERTS,
+        head_dim=24,
+        norm_topk_prob=True,
+        decoder_sparse_step=2,
+    ),
+    "deepseek_v2": _case(
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        **_DEEPSEEK | {"num_experts_per_tok": 3},
+        topk_method="group_limited_greedy",
+        rope_parameters=_YARN,
+    ),
+    "deepseek_v2-lite": _case(
+        "DeepseekV2ForCausalLM", "deepseek_v2", **_DEEPSEEK | {"q_lora_rank": None}
+    ),
+    "deepseek_v3": _case(
+        "DeepseekV3ForCausalLM", "deepseek_v3", **_DEEPSEEK, rope_parameters=_YARN
+    ),
     "gemma": _case("GemmaForCausalLM", "gemma", head_dim=24),
     "gemma2": _case(
         "Gemma2ForCausalLM",

@@ -1,0 +1,1 @@
+"""Rows of q, k and v heads out of what latent attention computes them from."""

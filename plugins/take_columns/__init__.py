@@ -1,0 +1,1 @@
+"""The same columns of every group of columns."""
