@@ -1,4 +1,4 @@
-"""Formats on models whose network this version does not build yet: Mixtral's experts and Qwen2.
+"""Formats on the experts of Mixtral.
 
 Module by module: the tensors of one layer against NVIDIA's checkpoints. Experts' tensors are those
 of single modules, stacked.
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from llmc.quant.format import Choice, QuantFormat, group_amax, load_format
+from llmc.quant.format import Choice, QuantFormat, load_format
 from llmc.quant.layouts import arrange
 from tests.goldens import golden
 
@@ -64,33 +64,6 @@ def test_golden_experts_fp8(module: str) -> None:
             entry = entries[f"transformer.layers.{layer}.mlp.{module}.{role}"]
             assert list(tensors[role].shape) == entry["shape"]
             assert golden.sha256(tensors[role]) == entry["sha256"], role
-
-
-def test_golden_qwen2_fp8() -> None:
-    wanted = golden.load_checkpoint("qwen2-quant-modelopt-fp8")
-    weights = golden.model_tensors(wanted["model"])
-    entries = wanted["ranks"]["rank0.safetensors"]
-    modules = {
-        "attention.qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-        "attention.dense": ["self_attn.o_proj"],
-        "mlp.fc": ["mlp.gate_proj"],
-        "mlp.gate": ["mlp.up_proj"],
-        "mlp.proj": ["mlp.down_proj"],
-    }
-    for layer in range(2):
-        prefix = f"model.layers.{layer}"
-        wholes = {
-            module: np.concatenate([weights[f"{prefix}.{name}.weight"] for name in names])
-            for module, names in modules.items()
-        }
-        shared = np.concatenate([group_amax(wholes[f"mlp.{name}"], 1) for name in ("fc", "gate")])
-        for module, whole in wholes.items():
-            amax = shared.max(keepdims=True) if module in ("mlp.fc", "mlp.gate") else None
-            choice = Choice(dtype="float16", input_amax=1.0, weight_amax=amax)
-            tensors = load_format("FP8").quantize(whole, choice).tensors
-            for role in ("weight", "weights_scaling_factor"):
-                entry = entries[f"transformer.layers.{layer}.{module}.{role}"]
-                assert golden.sha256(tensors[role]) == entry["sha256"], (module, role)
 
 
 def stacked(form: QuantFormat, experts: list[npt.NDArray[Any]], choice: Choice) -> Weights:

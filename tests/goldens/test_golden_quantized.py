@@ -193,12 +193,13 @@ def quantized_part(
 def plain_tensors(
     config: CheckpointConfig, weights: dict[str, npt.NDArray[Any]], rank: int
 ) -> list[tuple[Any, npt.NDArray[Any]]]:
-    """Return specs and whole values of embeddings, norms and lm_head."""
+    """Return specs and whole values of embeddings, norms, biases and lm_head."""
     family = load_family(config.arch.architecture)
     specs = [
         spec
         for spec in tensor_specs(replace(config, quantization=Quantization()), rank)
-        if ".attention." not in spec.name and ".mlp." not in spec.name
+        if spec.name.endswith(".bias")
+        or (".attention." not in spec.name and ".mlp." not in spec.name)
     ]
     return [(spec, assemble(family.sources(spec, config.arch), weights)) for spec in specs]
 
