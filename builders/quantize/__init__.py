@@ -6,6 +6,9 @@
 | rounding | scales and their error: shared arithmetic of the algorithms |
 | rtn, smoothquant, awq, gptq, fp8, nvfp4 | the algorithms: a site in, checkpoint tensors out |
 | texts | calibration data: files in, token ids out |
+| decoder | a decoder of which one layer at a time is in memory, and what computes it |
+| kernels, stage | it on the CPU target's kernels: some ops as a program in memory |
+| observers | what is recorded of an op while tokens pass it |
 | state | what survives a kill: hidden states and finished layers |
 | walk | layer after layer, in the memory of one |
 | memory | how much that is |
