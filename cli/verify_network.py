@@ -12,6 +12,8 @@ import typer
 from llmc.errors import CheckpointError, GateError
 
 if TYPE_CHECKING:
+    from llmc.builders.targets.tensorrt_interpreter.inputs import Mode
+    from llmc.checkpoint import Checkpoint
     from llmc.runtime.engine import Engine
 
 
@@ -24,7 +26,7 @@ def verify_network(
     """
     from llmc.checkpoint import Checkpoint
     from llmc.gate.corpus import DEFAULT_TEXTS, encode, read_texts
-    from llmc.gate.network import MAX_TOKENS, compare_network
+    from llmc.gate.network import MAX_TOKENS, EvaluatedNetwork
     from llmc.runtime.tokenizer import Tokenizer
 
     directory = find_checkpoint(output)
@@ -35,15 +37,13 @@ def verify_network(
     with tempfile.TemporaryDirectory(prefix="llmc-verify-") as scratch:
         with closing(_open_reference(reference, checkpoint, Path(scratch))) as engine:
             limit = min(MAX_TOKENS, engine.limits.max_seq_len, engine.limits.max_num_tokens)
+            max_seq_len = _max_seq_len(output) or limit
+            limit = min(limit, max_seq_len)
+            mode: Mode = "typed" if typed else "ideal"
+            network = EvaluatedNetwork(checkpoint, max_seq_len=max_seq_len, mode=mode)
             for text in read_texts(texts or DEFAULT_TEXTS):
                 tokens = encode(text, tokenizer, vocab_size=vocab_size, max_tokens=limit)
-                found[text.name] = compare_network(
-                    checkpoint,
-                    tokens,
-                    engine,
-                    max_seq_len=_max_seq_len(output),
-                    mode="typed" if typed else "ideal",
-                )
+                found[text.name] = network.compare(tokens, engine)
     if as_json:
         lines = {name: asdict(one) | {"passed": one.passed} for name, one in found.items()}
         typer.echo(json.dumps(lines, indent=2))
@@ -77,13 +77,11 @@ def find_checkpoint(output: Path) -> Path:
     )
 
 
-def _open_reference(reference: Path | None, checkpoint: "object", scratch: Path) -> "Engine":
-    from llmc.checkpoint import Checkpoint
+def _open_reference(reference: Path | None, checkpoint: "Checkpoint", scratch: Path) -> "Engine":
     from llmc.gate.network import open_cpu_reference
     from llmc.gate.reference import engine_reference
     from llmc.log import NullProgress
 
-    assert isinstance(checkpoint, Checkpoint)
     if reference is None:
         return open_cpu_reference(checkpoint, scratch, NullProgress())
     return engine_reference(reference).open()

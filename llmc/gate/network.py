@@ -7,11 +7,11 @@ the finished INetworkDefinition and once through a CPU engine. No plan is built 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from llmc.builders.targets import BuildLimits, cpu
+from llmc.builders.targets.tensorrt_interpreter.inputs import Mode
 from llmc.builders.targets.tensorrt_rtx import import_tensorrt_rtx
 from llmc.builders.targets.tensorrt_stepping import SteppedNetwork, lower_ranks
 from llmc.builders.targets.tensorrt_toolkit import Toolkit
@@ -103,39 +103,41 @@ def open_cpu_reference(checkpoint: Checkpoint, directory: Path, progress: Progre
     return open_engine(directory)
 
 
-def compare_network(
-    checkpoint: Checkpoint,
-    tokens: Sequence[int],
-    reference: Engine,
-    *,
-    max_seq_len: int | None = None,
-    mode: Literal["ideal", "typed"] = "ideal",
-) -> Comparison:
-    """Feed tokens to the checkpoint's network and to the reference, and compare all logits.
+class EvaluatedNetwork:
+    """A checkpoint's network, lowered and read back once for any number of texts."""
 
-    The first go in as one context, the last NUM_GENERATED one by one. `max_seq_len` is the
-    engine's, which its tables and caches follow. Peak memory is that of the weights in float32.
-    Raises: UnsupportedError for what the target or the interpreter does not have; BuildError.
-    """
-    toolkit = Toolkit.start(import_tensorrt_rtx())
-    length = max(max_seq_len or 0, len(tokens))
-    networks = list(lower_ranks(toolkit, checkpoint, max_seq_len=length))
-    stepped = SteppedNetwork([network.network for network in networks], mode=mode)
-    num_layers = sum(network.network.num_layers for network in networks)
-    num_context = max(1, len(tokens) - NUM_GENERATED)
-    vocab_size = checkpoint.config.arch.vocab_size
-    logits = stepped.read(tokens, num_context=num_context)[:, :vocab_size]
-    wanted = _reference_logits(reference, tokens)
-    difference = np.abs(logits - wanted)
-    return Comparison(
-        num_tokens=len(tokens),
-        num_layers=num_layers,
-        max_difference=float(difference.max()),
-        mean_difference=float(difference.mean()),
-        spread=float(wanted.std()),
+    def __init__(self, checkpoint: Checkpoint, *, max_seq_len: int, mode: Mode = "ideal") -> None:
+        """Lower all ranks; `max_seq_len` is the engine's, which tables and caches follow.
+
+        Peak memory is three times the weights in float32.
+        Raises: UnsupportedError for what the target or the interpreter does not have; BuildError;
+        ToolchainError without TensorRT.
+        """
+        toolkit = Toolkit.start(import_tensorrt_rtx())
+        networks = list(lower_ranks(toolkit, checkpoint, max_seq_len=max_seq_len))
+        self._stepped = SteppedNetwork([network.network for network in networks], mode=mode)
+        self._vocab_size = checkpoint.config.arch.vocab_size
+        self.num_layers = sum(network.network.num_layers for network in networks)
         # What types round depends on the model, and says nothing of the lowering.
-        tolerance=tolerance_of(checkpoint.config) if mode == "ideal" else None,
-    )
+        self._tolerance = tolerance_of(checkpoint.config) if mode == "ideal" else None
+
+    def compare(self, tokens: Sequence[int], reference: Engine) -> Comparison:
+        """Feed tokens to the network and to the reference, and compare all logits.
+
+        The first go in as one context, the last NUM_GENERATED one by one.
+        """
+        num_context = max(1, len(tokens) - NUM_GENERATED)
+        logits = self._stepped.read(tokens, num_context=num_context)[:, : self._vocab_size]
+        wanted = _reference_logits(reference, tokens)
+        difference = np.abs(logits - wanted)
+        return Comparison(
+            num_tokens=len(tokens),
+            num_layers=self.num_layers,
+            max_difference=float(difference.max()),
+            mean_difference=float(difference.mean()),
+            spread=float(wanted.std()),
+            tolerance=self._tolerance,
+        )
 
 
 def _reference_logits(engine: Engine, tokens: Sequence[int]) -> Float32Array:
