@@ -45,9 +45,11 @@ plants them, by more than 0.1."""
 WEIGHTS = Tolerance(max_difference=0.02, mean_difference=3e-3)
 """Quantized weights: the CPU engine rounds inputs to 16 bits for some (docs/targets/cpu.md), and
 TensorRT wants scales of groups in float16, 2^-11 of each. Tiny models differ by 4e-3 at most."""
-ROUNDED = Tolerance(max_difference=0.25, mean_difference=0.02)
+ROUNDED = Tolerance(max_difference=2.0, mean_difference=0.15)
 """Activations are rounded to 8 or 4 bits: one that lies between two steps goes up on one side and
-down on the other when sums differ in the last bit, and the logits then differ by a step of it."""
+down on the other when sums differ in the last bit, and layers after it multiply that. SmolLM2-135M
+in FP8: the CPU engine is 0.07 on average and 1.1 at most from this network, and 0.07 from the torch
+references of its own ops; a scale doubled makes it 0.4 and 3.0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
