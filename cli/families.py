@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+_NUM_PLUGIN_FORMATS = 4
+
 if TYPE_CHECKING:
     from llmc.builders.families.support import Support
 
@@ -50,12 +52,14 @@ def render_page() -> str:
         for one in found
     ]
     header = f"| architecture | TensorRT-LLM | {' | '.join(targets)} |"
-    reasons: dict[str, dict[str, None]] = {}
+    reasons: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for one in found:
         for target, algos in one.reasons.items():
-            for algo in (algo for algo, why in algos.items() if why):
-                why = f"{target}, {algo}: " + algos[algo][0].removeprefix(f"{algo}: ")
-                reasons.setdefault(why, {})[one.architecture] = None
+            for algo, why in algos.items():
+                for text in why[:1]:
+                    key = f"{target}: {text.removeprefix(algo).lstrip(': ')}"
+                    refused, names = reasons.setdefault(key, ({}, {}))
+                    refused[algo] = names[one.architecture] = None
     parts = [
         "# Model families",
         "Made by `make docs` from the code, as `llmc families` prints it; a test keeps it current."
@@ -64,7 +68,10 @@ def render_page() -> str:
         " quantization but those named.",
         "\n".join([header, "|---" * (2 + len(targets)) + "|", *rows]),
         "## Why not",
-        "\n".join(f"- {why} ({', '.join(names)})" for why, names in reasons.items())
+        "\n".join(
+            f"- {_algos([*refused])}, {text}. {', '.join(names)}"
+            for text, (refused, names) in reasons.items()
+        )
         or "Everything can be built.",
     ]
     return "\n\n".join(parts) + "\n"
@@ -79,7 +86,15 @@ def _cell(one: "Support", target: str) -> str:
     refused = [algo for algo, reasons in algos.items() if reasons]
     if not refused:
         return "all"
-    return "none" if len(refused) == len(algos) else f"all but {', '.join(refused)}"
+    return "none" if len(refused) == len(algos) else f"all but {_algos(refused)}"
+
+
+def _algos(names: list[str]) -> str:
+    """Return the names, the four plugin formats of SmoothQuant as one where all are there."""
+    plugins = [name for name in names if name.endswith("_PLUGIN")]
+    if len(plugins) == _NUM_PLUGIN_FORMATS:
+        names = [*(name for name in names if name not in plugins), "W8A8_SQ_…_PLUGIN"]
+    return ", ".join(names)
 
 
 if __name__ == "__main__":

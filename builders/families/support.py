@@ -92,6 +92,8 @@ def _reasons(plain: CheckpointConfig, target: str, algo: str) -> list[str]:
         config = replace(
             plain, quantization=Quantization.of(algo), layout="sm80" if packed else None
         )
-    reasons = forbidden(config) + unwritten_formats(config)
     module = import_module(f"llmc.builders.targets.{TARGETS[target]}")
-    return reasons + list(module.unsupported(config, _LIMITS))
+    # A target is only asked for what a checkpoint can be.
+    return (
+        forbidden(config) or unwritten_formats(config) or list(module.unsupported(config, _LIMITS))
+    )

