@@ -91,7 +91,7 @@ class MpiCommunicator:
             started = time.monotonic()
             while not request.Test():
                 waited = time.monotonic() - started
-                if waited > _PATIENCE_SECONDS:
+                if waited > _PATIENCE_SECONDS and not self._is_sending():
                     time.sleep(min(waited / 10, _LONGEST_NAP_SECONDS))
                 elif self._yields:
                     os.sched_yield()
@@ -106,6 +106,11 @@ class MpiCommunicator:
     def abort(self, exit_code: int) -> None:
         """End every rank: peers that wait for one that failed would wait forever."""
         self._world.Abort(exit_code)
+
+    def _is_sending(self) -> bool:
+        """Forget sends that are done; return whether one is not, which only looking moves on."""
+        self._sends = [(request, copy) for request, copy in self._sends if not request.Test()]
+        return bool(self._sends)
 
     def _wait(self, request: Any) -> None:
         if not self._yields:
