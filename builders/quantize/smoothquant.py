@@ -28,9 +28,12 @@ _MODELOPT = "W8A8_SQ_PER_CHANNEL"
 def quantize(site: Site, settings: Settings) -> Tensors:
     """Smooth the site, then round its modules to INT8."""
     tensors: Tensors = {}
-    alpha = search_alpha(site, settings) if settings.alpha is None else settings.alpha
-    scale = smoothing(site.stats.amax, site.column_amax, alpha)
     smoother = prequant = None
+    if _can_divide(site, settings.algo):
+        alpha = search_alpha(site, settings) if settings.alpha is None else settings.alpha
+        scale = smoothing(site.stats.amax, site.column_amax, alpha)
+    else:
+        scale = np.ones_like(site.stats.amax)
     if settings.algo == _MODELOPT:
         prequant = round_to(1 / scale, settings.dtype)
         scale = 1 / prequant
@@ -55,6 +58,16 @@ def quantize(site: Site, settings: Settings) -> Tensors:
         elements = form.encode(module.weight * scale, choice)
         tensors |= tensors_of(module.name, settings, choice, elements)
     return tensors
+
+
+def _can_divide(site: Site, algo: str) -> bool:
+    """Say whether the site's inputs can be divided by anything: in a norm, or by a tensor for it.
+
+    The input of qkv and fc has no such tensor; where two ops read it, or a norm with a bias or
+    another one than RMSNorm writes it, there is nowhere to put a scale.
+    """
+    roles = {tensor.role for tensor in load_format(algo).tensors_of(site.modules[0].name)}
+    return site.norm is not None or bool(roles & {"smoother", "prequant_scaling_factor"})
 
 
 def search_alpha(site: Site, settings: Settings) -> float:

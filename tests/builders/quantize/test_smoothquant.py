@@ -111,6 +111,27 @@ def test_alpha_is_what_changes_the_output_least(algo: str) -> None:
     assert error_at(None) <= 1.02 * min(errors) < 0.8 * max(errors)
 
 
+@pytest.mark.parametrize("algo", PLUGINS)
+def test_weights_are_not_scaled_where_inputs_cannot_be(algo: str) -> None:
+    """fc's input when its norm is also read by qkv, or is no RMSNorm: no tensor divides it."""
+    site = make_site((FC,), norm=None)
+    tensors = quantize(site, Settings(algo=algo, dtype="float32", alpha=0.5))
+    x: npt.NDArray[Any] = site.stats.rows
+    if "PER_TOKEN" in algo:
+        scale = np.abs(x).max(axis=1, keepdims=True) / 127
+    else:
+        scale = 1 / tensors[f"{NORM}.scale_to_int"]
+    result = np.rint(x / scale) @ tensors[f"{FC}.weight"].astype(np.float32).T
+    result = result * tensors[f"{FC}.per_channel_scale"]
+    result *= scale if "PER_TOKEN" in algo else tensors[f"{FC}.act_scale"]
+    exact = x @ site.modules[0].weight.T
+    assert np.linalg.norm(result - exact) < 0.05 * np.linalg.norm(exact)
+    assert set(tensors) <= {
+        *(f"{FC}.{role}" for role in ("weight", "per_channel_scale", "act_scale")),
+        f"{NORM}.scale_to_int",
+    }
+
+
 def test_q_k_and_v_have_a_scale_each() -> None:
     name = "transformer.layers.0.attention.qkv"
     norm = "transformer.layers.0.input_layernorm"
