@@ -158,7 +158,13 @@ def _quantization(scheme: Scheme, plain: list[str]) -> Quantization:
 
 
 def _parts(family: Family, linear: Linear) -> tuple[str, ...] | None:
-    spec = TensorSpec(name=f"{linear.name}.weight", shape=(), layer=linear.layer)
+    spec = TensorSpec(
+        name=f"{linear.name}.weight",
+        shape=(),
+        segments=linear.rows,
+        layer=linear.layer,
+        expert_parallel=None if linear.experts is None else 1,
+    )
     return family.parts(spec)
 
 

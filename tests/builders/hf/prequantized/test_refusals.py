@@ -1,5 +1,6 @@
 """What no format holds, and what is missing or left over, is said in one line each."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from llmc.builders.convert import preflight
 from llmc.checkpoint import Quantization
 from llmc.errors import CheckpointError
 from llmc.mapping import Mapping
+from tests.builders.families.tiny_families import write_case
 from tests.builders.hf.prequantized.test_schemes import CASES, GPTQ, compressed, eight, gptq
 from tests.builders.hf.prequantized.tiny_quantized import (
     E4M3,
@@ -265,3 +267,14 @@ def test_zero_points_are_rounded_to_the_models_dtype(tmp_path: Path) -> None:
     assert found["weights_scaling_factor"].tobytes() == tensors[f"{UP}.scales"].tobytes()
     steps = found["zero"].astype(np.float32) / scale.T.astype(np.float32)
     np.testing.assert_allclose(steps, np.rint(steps), atol=8 * 2.0**-11)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt2", "deepseek_v3"])
+def test_rows_in_another_order_are_not_read_quantized(name: str, tmp_path: Path) -> None:
+    directory, _ = write_case(tmp_path, name)
+    path = directory / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["quantization_config"] = CASES[FP8][0]
+    path.write_text(json.dumps(config), encoding="utf-8")
+    reasons = preflight(directory, dtype=None, mapping=Mapping(), quantization=Quantization())
+    assert any("keeps its rows in another order" in reason for reason in reasons)
