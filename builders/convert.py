@@ -15,6 +15,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from llmc.arch import ModelArch
 from llmc.builders.families.family import unwritten_formats
 from llmc.builders.hf.preflight import HfModel, examine
 from llmc.builders.hf.prequantized import model as prequantized
@@ -32,6 +33,7 @@ from llmc.checkpoint import (
     CheckpointConfig,
     Quantization,
     forbidden,
+    routing_specs,
     tensor_specs,
     unsplittable,
     write_config,
@@ -70,7 +72,7 @@ def preflight(
                 arch=model.arch,
                 dtype=dtype or model.dtype,
                 mapping=mapping,
-                quantization=quantization,
+                quantization=_sparing_routers(quantization, model.arch),
                 use_parallel_embedding=use_parallel_embedding,
                 embedding_sharding_dim=embedding_sharding_dim,
                 layout=layout,
@@ -115,7 +117,7 @@ def convert(
             arch=model.arch,
             dtype=dtype or model.dtype,
             mapping=mapping,
-            quantization=quantization,
+            quantization=_sparing_routers(quantization, model.arch),
             use_parallel_embedding=use_parallel_embedding,
             embedding_sharding_dim=embedding_sharding_dim,
             layout=layout,
@@ -144,6 +146,23 @@ def convert(
             _write_beside(model_dir, model, output_dir)
             write_config(output_dir, config)
     return config
+
+
+def _sparing_routers(quantization: Quantization, arch: ModelArch) -> Quantization:
+    """Name what routes tokens among the modules left out, where modules are named at all.
+
+    Nothing here quantizes it, but TensorRT-LLM would.
+    """
+    excluded = quantization.exclude_modules
+    if excluded is None:
+        return quantization
+    routers = [
+        spec.name.removesuffix(".weight")
+        for layer in range(arch.num_hidden_layers)
+        for spec in routing_specs(arch, layer)
+        if spec.name.endswith(".weight")
+    ]
+    return replace(quantization, exclude_modules=(*routers, *excluded))
 
 
 def _choice_reasons(config: CheckpointConfig, model: HfModel, model_dir: Path) -> list[str]:
