@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from llmc import artifacts
-from llmc.builders import automatic
+from llmc.builders import automatic, shapes
 from llmc.builders.choices import alternatives_of
 from llmc.builders.convert import convert, preflight
 from llmc.builders.hf.preflight import examine
@@ -74,6 +74,11 @@ def build(
     Raises: CheckpointError for a model that is damaged, UnsupportedError with every reason why this
     recipe cannot be built.
     """
+    if until == "engine":
+        target = _find_target(recipe)
+        if shapes.suffice(target, recipe):
+            report(built := _build_of_shapes(recipe, target, output / "engine", progress, force))
+            return (built,)
     plan = _check(recipe, for_engine=until == "engine")
     results = []
     if plan.candidates:
@@ -142,12 +147,38 @@ def limit_reasons(limits: BuildLimits, max_position_embeddings: int) -> list[str
     return reasons
 
 
+def _find_target(recipe: Recipe) -> ModuleType:
+    return load(TARGETS, recipe.target.kind, package="llmc.builders.targets", kind="target")
+
+
+def _build_of_shapes(
+    recipe: Recipe, target: ModuleType, final: Path, progress: Progress, force: bool
+) -> StageResult:
+    config = shapes.config_of(recipe)
+    positions = config.arch.max_position_embeddings
+    limits = resolve_limits(recipe.build, positions)
+    reasons = limit_reasons(limits, positions)
+    if reasons:
+        raise UnsupportedError(f"{recipe.model}: this recipe cannot be built", reasons)
+    _announce(recipe, config, limits)
+    return shapes.build_engine(
+        recipe,
+        config,
+        final,
+        target=target,
+        limits=limits,
+        tools={"llmc": tool_version(*_COMPILER_ROOMS)},
+        progress=progress,
+        force=force,
+    )
+
+
 def _check(recipe: Recipe, *, for_engine: bool) -> _Plan:
     """Look at recipe, model and target together; raise one error with all that is wrong.
 
     A checkpoint may be wanted for another machine: `for_engine` False does not ask the target.
     """
-    target = load(TARGETS, recipe.target.kind, package="llmc.builders.targets", kind="target")
+    target = _find_target(recipe)
     model, model_reasons = examine(recipe.model)
     if model is None:
         raise _model_error(recipe.model, model_reasons)
@@ -178,7 +209,9 @@ def _check(recipe: Recipe, *, for_engine: bool) -> _Plan:
     limits = resolve_limits(recipe.build, model.arch.max_position_embeddings)
     reasons = [*found, *limit_reasons(limits, model.arch.max_position_embeddings)]
     if for_engine and not found:
-        reasons += [reason for one in configs for reason in target.unsupported(one, limits)]
+        reasons += [
+            reason for one in configs for reason in target.unsupported(one, limits, recipe.target)
+        ]
     if reasons:
         reasons = list(dict.fromkeys(reasons))
         raise UnsupportedError(f"{recipe.model}: this recipe cannot be built", reasons)
@@ -319,10 +352,16 @@ def _choose(plan: _Plan, sensitivity: Path) -> _Plan:
 def _build_engine(
     plan: _Plan, checkpoint: StageResult, final: Path, progress: Progress, force: bool
 ) -> StageResult:
-    def work(staging: Path) -> None:
-        opened = Checkpoint.open(checkpoint.directory)
-        plan.target.build(opened, staging, limits=plan.limits, progress=progress)
+    def work(staging: Path) -> dict[str, Any] | None:
+        measured: dict[str, Any] | None = plan.target.build(
+            Checkpoint.open(checkpoint.directory),
+            staging,
+            limits=plan.limits,
+            options=plan.recipe.target,
+            progress=progress,
+        )
         copy_files(checkpoint.directory, staging)
+        return measured
 
     return run_stage(
         final,

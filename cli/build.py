@@ -30,6 +30,9 @@ FLAGS: dict[str, str] = {
     "--moe-tp": "mapping.moe_tp",
     "--moe-ep": "mapping.moe_ep",
     "--target": "target.kind",
+    "--compute-capability": "target.compute_capabilities",
+    "--weights": "target.weights",
+    "--allow-emulated": "target.allow_emulated",
 }
 """Named flag → the recipe field it sets; every other field is set with --set."""
 
@@ -86,7 +89,20 @@ def build(
     moe_tp: Annotated[int | None, typer.Option(help="Tensor parallel size of experts.")] = None,
     moe_ep: Annotated[int | None, typer.Option(help="Expert parallel size.")] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="KIND", help="What the engine runs on: cpu.")
+        str | None, typer.Option(metavar="KIND", help="What the engine runs on: cpu, tensorrt-rtx.")
+    ] = None,
+    compute_capability: Annotated[
+        list[int] | None,
+        typer.Option(metavar="NN", help="tensorrt-rtx: GPU to build for, e.g. 89; repeatable."),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="tensorrt-rtx: weights in the plan: auto, embed, refit.")
+    ] = None,
+    allow_emulated: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-emulated", help="tensorrt-rtx: build what the GPU computes in 16 bits anyway."
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -124,6 +140,8 @@ def build(
 
     llmc build ./smollm2 -o out --quant auto --target-bits 6.0
 
+    llmc build ./smollm2 -o out --target tensorrt-rtx --compute-capability 89 --until engine
+
     llmc build cpu-w8a16 --model ./smollm2 -o out --set build.max_batch_size=16
 
     llmc build recipe.yaml -o out --until checkpoint --tp 3
@@ -143,6 +161,9 @@ def build(
         "--moe-tp": moe_tp,
         "--moe-ep": moe_ep,
         "--target": target,
+        "--compute-capability": compute_capability or None,
+        "--weights": weights,
+        "--allow-emulated": allow_emulated or None,
     }
     recipe = read_source(source, settings or [], values)
     if until is Until.repo and not (recipe.gate.enabled or allow_ungated):

@@ -124,13 +124,29 @@ def _checkpoint_facts(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _engine_facts(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    own = config.get("llmc", {})
     build = config.get("build_config", {})
     limits = {name: value for name, value in build.items() if name.startswith("max_")}
     return {
-        "target": config.get("llmc", {}).get("target"),
+        "target": own.get("target"),
         **_checkpoint_facts(path, config["pretrained_config"]),
         "limits": limits,
         "tokens_per_block": build.get("plugin_config", {}).get("tokens_per_block"),
+        **_plan_facts(own),
+    }
+
+
+def _plan_facts(own: dict[str, Any]) -> dict[str, Any]:
+    """Return what was read in the plans of an engine that has plans."""
+    if "plans" not in own:
+        return {}
+    return {
+        "weights": own.get("weights"),
+        "tensorrt": own.get("tensorrt_version"),
+        "plans": {
+            plan["file"]: {key: value for key, value in plan.items() if key != "file"}
+            for plan in own["plans"]
+        },
     }
 
 

@@ -11,6 +11,7 @@ from llmc.cli.build import FLAGS
 from llmc.cli.main import app, load_command
 from llmc.errors import LlmcError
 from llmc.recipes.loader import leaf_fields, load_recipe, parse_set
+from llmc.targets import TARGETS
 
 
 def render_reference() -> str:
@@ -71,18 +72,31 @@ def _exit_codes() -> str:
     return "\n".join(rows)
 
 
+_ABSENT = object()
+
+
 def _recipe_fields() -> str:
     flags = {field: flag for flag, field in FLAGS.items()}
-    defaults: Any = load_recipe(None, [parse_set("model=x")])
+    recipes = [
+        load_recipe(None, [parse_set("model=x"), parse_set(f"target.kind={kind}")])
+        for kind in TARGETS
+    ]
     rows = ["| field | flag | default | |", "|---|---|---|---|"]
     for field, description in leaf_fields():
-        value = defaults
-        for name in field.split("."):
-            value = getattr(value, name)
+        value = next(
+            found for recipe in recipes if (found := _field_value(recipe, field)) is not _ABSENT
+        )
         default = "required" if field == "model" else _yaml(value)
         flag = f"`{flags[field]}`" if field in flags else "`--set`"
         rows.append(f"| `{field}` | {flag} | {default} | {_cell(description)} |")
     return "\n".join(rows)
+
+
+def _field_value(recipe: Any, field: str) -> Any:
+    """Return the field's value; _ABSENT where this variant of a part has none."""
+    for name in field.split("."):
+        recipe = getattr(recipe, name, _ABSENT)
+    return recipe
 
 
 def _yaml(value: Any) -> str:

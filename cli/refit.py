@@ -24,7 +24,7 @@ def refit(
 
     llmc refit OUT/engine --checkpoint OUT/checkpoint
     """
-    from llmc.builders.targets.tensorrt_rtx import import_tensorrt_rtx
+    from llmc.builders.targets.tensorrt_rtx_module import import_tensorrt_rtx
     from llmc.builders.targets.tensorrt_toolkit import Toolkit
     from llmc.builders.targets.tensorrt_weights import write_refit_weights
     from llmc.checkpoint import Checkpoint

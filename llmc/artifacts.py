@@ -48,6 +48,9 @@ class Manifest(_OnDisk):
     target: dict[str, JsonValue] | None = Field(
         default=None, description="What the artifact runs on; absent when it does not depend on it."
     )
+    measured: dict[str, JsonValue] = Field(
+        default_factory=dict, description="What building it took; part of no key."
+    )
     files: dict[str, FileEntry] = Field(description="Every file but this one, by relative path.")
 
     @property
@@ -144,6 +147,7 @@ def write_manifest(
     recipe: Mapping[str, JsonValue],
     tools: Mapping[str, str],
     target: Mapping[str, JsonValue] | None = None,
+    measured: Mapping[str, JsonValue] | None = None,
 ) -> Manifest:
     """Digest every file of `directory` and write its manifest.json."""
     manifest = Manifest(
@@ -153,6 +157,7 @@ def write_manifest(
         recipe=dict(recipe),
         tools=dict(tools),
         target=None if target is None else dict(target),
+        measured=dict(measured or {}),
         files=digest_files(_relative(directory, _walk(directory))),
     )
     (directory / MANIFEST_NAME).write_text(manifest.model_dump_json(indent=2) + "\n")

@@ -33,7 +33,7 @@ class StageResult:
 
 def run_stage(
     final: Path,
-    build: Callable[[Path], None],
+    build: Callable[[Path], Mapping[str, JsonValue] | None],
     *,
     stage: str,
     inputs: Mapping[str, str],
@@ -44,6 +44,8 @@ def run_stage(
 ) -> StageResult:
     """Reuse `final` when it is intact and of the same key; else let `build` fill a directory.
 
+    What `build` returns is kept in the manifest as measured.
+
     `force` runs in any case. The other arguments are those of `artifacts.stage_key`.
     Raises: BuildError when `final` holds something no stage made.
     """
@@ -53,9 +55,15 @@ def run_stage(
     cached = not force and artifacts.reusable(final, key)
     if not cached:
         with artifacts.stage(final) as staging:
-            build(staging)
+            measured = build(staging)
             artifacts.write_manifest(
-                staging, stage=stage, inputs=inputs, recipe=recipe, tools=tools, target=target
+                staging,
+                stage=stage,
+                inputs=inputs,
+                recipe=recipe,
+                tools=tools,
+                target=target,
+                measured=measured,
             )
     return StageResult(
         directory=final,

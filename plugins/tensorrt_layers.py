@@ -101,6 +101,13 @@ class Layers:
         kind = getattr(self.trt.ElementWiseOperation, operation)
         return self.output(self.network.add_elementwise(a, b, kind), operation.lower())
 
+    def scaled(self, tensor: Tensor, factor: float) -> Tensor:
+        """Multiply by a number, in float32: a narrower type would round the number itself."""
+        if factor == 1.0:
+            return tensor
+        wide = self.cast(tensor, "float32")
+        return self.cast(self.binary("PROD", wide, self.like(factor, wide)), self.dtype_of(tensor))
+
     def unary(self, operation: str, tensor: Tensor) -> Tensor:
         """Add an operation of trt.UnaryOperation: SQRT, EXP, ERF, …"""
         kind = getattr(self.trt.UnaryOperation, operation)
@@ -155,6 +162,29 @@ class Layers:
         if batched:
             layer.num_elementwise_dims = 1
         return self.output(layer, "gather")
+
+    def quantize(self, tensor: Tensor, scale: Tensor, dtype: str) -> Tensor:
+        layer = self.network.add_quantize(tensor, scale, self.data_type(dtype))
+        return self.output(layer, "quantize")
+
+    def dequantize(
+        self,
+        tensor: Tensor,
+        scale: Tensor,
+        dtype: str,
+        *,
+        axis: int | None = None,
+    ) -> Tensor:
+        """Multiply by a scale: one for all, one for each place on `axis`, or one for each block,
+        whose size is that of the tensor by that of the scale."""
+        layer = self.network.add_dequantize(tensor, scale, self.data_type(dtype))
+        if axis is not None:
+            layer.axis = axis
+        return self.output(layer, "dequantize")
+
+    def split_last(self, tensor: Tensor, count: int) -> Tensor:
+        """Return [B, S, count, columns / count] of a tensor [B, S, columns]."""
+        return self.reshape(tensor, (0, 0, count, tensor.shape[2] // count))
 
     def select(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return self.output(self.network.add_select(condition, a, b), "select")

@@ -1,9 +1,9 @@
 """What a plugin's TensorRT lowering may ask of the target, and what it must export.
 
-Each plugins/<op>/tensorrt.py exports `unsupported(call) -> list[str]`, every reason this call
-cannot be lowered, and `lower(call, lowering)`, which sets the call's output values. Nothing there
-imports TensorRT: layers are added through `Lowering.layers`, so that one lowering serves TensorRT
-for RTX and TensorRT.
+Each plugins/<op>/tensorrt.py exports `unsupported(call, max_seq_len) -> list[str]`, every reason
+this call cannot be lowered, and `lower(call, lowering)`, which sets the call's output values.
+Nothing there imports TensorRT: layers are added through `Lowering.layers`, so that one lowering
+serves TensorRT for RTX and TensorRT.
 
 A value of T rows is a tensor [B, S, columns]: B slots of the batch, S tokens of each. One of L rows
 is [B, L, columns], L wanted rows of each slot.
@@ -49,6 +49,10 @@ class Lowering(Protocol):
 
     def batch_input(self, name: str) -> Tensor:
         """Return the network input of this name (builders/targets/tensorrt_network.INPUTS)."""
+        ...
+
+    def group_size(self, module: str) -> int:
+        """Return how many inputs of a linear module share a scale, by the checkpoint's config."""
         ...
 
     def read(self, names: tuple[str, ...]) -> npt.NDArray[Any]:

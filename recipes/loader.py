@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from llmc.errors import RecipeError
 from llmc.recipes import PRESETS
 from llmc.recipes.schema import Recipe
+from llmc.targets import TARGETS
 
 Location = tuple[str | int, ...]
 
@@ -86,8 +87,25 @@ def leaf_fields(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[t
         part = field.annotation
         if isinstance(part, type) and issubclass(part, BaseModel):
             yield from leaf_fields(part, f"{prefix}{name}.")
+        elif variants := _variants(part):
+            yield from _variant_fields(variants, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field.description or ""
+
+
+def _variants(part: object) -> tuple[type[BaseModel], ...]:
+    found = (getattr(one, "__origin__", one) for one in get_args(part))
+    return tuple(one for one in found if isinstance(one, type) and issubclass(one, BaseModel))
+
+
+def _variant_fields(variants: Sequence[type[BaseModel]], prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield `kind` once, then the fields of each variant, which say whose they are."""
+    kinds = [get_args(one.model_fields["kind"].annotation)[0] for one in variants]
+    yield f"{prefix}kind", f"One of {', '.join(kinds)}."
+    for kind, one in zip(kinds, variants, strict=True):
+        for name, description in leaf_fields(one, prefix):
+            if name != f"{prefix}kind":
+                yield name, f"{kind}: {description}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +144,7 @@ class _Document:
 
     def describe(self, detail: ErrorDetails, overrides: Sequence[Override]) -> str:
         """Return one error as `place: field: found, expected`."""
-        location = detail["loc"]
+        location = _location(detail)
         field = ".".join(map(str, location))
         message = f"{field}: {_expectation(detail)}"
         for override in reversed(overrides):
@@ -151,6 +169,16 @@ class _Document:
                     node = key if on_key and depth == len(location) - 1 else value
                     break
         return node
+
+
+def _location(detail: ErrorDetails) -> Location:
+    """Return the field's place in the recipe; pydantic's has the variant's name in it."""
+    location = detail["loc"]
+    if detail["type"] == "union_tag_invalid":
+        return (*location, "kind")
+    if location[0] == "target" and len(location) > 1 and location[1] in TARGETS:
+        return (location[0], *location[2:])
+    return location
 
 
 def _anchor(data: dict[str, Any], directory: Path) -> None:
@@ -206,6 +234,8 @@ def _expectation(detail: ErrorDetails) -> str:
         return "missing"
     if detail["type"] == "extra_forbidden":
         return "unknown field"
+    if detail["type"] == "union_tag_invalid":
+        return f"{detail['ctx']['tag']!r}, expected one of {', '.join(TARGETS)}"
     if detail["type"] == "model_type":
         return f"{detail['input']!r}, expected fields"
     expected = detail["msg"].removeprefix("Input should be ")

@@ -11,12 +11,14 @@ from typing import Annotated, Literal
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     FiniteFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Strict,
+    Tag,
 )
 
 
@@ -112,6 +114,50 @@ class CpuTarget(_Part):
     """Native kernels on x86-64; the engine runs on any CPU the kernels know."""
 
     kind: Literal["cpu"] = Field(default="cpu", description="Engine for x86-64 CPUs.")
+
+
+ComputeCapability = Literal[75, 80, 86, 89, 120, 121]
+"""What TensorRT for RTX builds plans for: Turing to Blackwell, data-centre Hopper and Blackwell
+excepted."""
+
+
+class TensorRtxTarget(_Part):
+    """Plans of TensorRT for RTX; built anywhere, run on a GPU of a named compute capability."""
+
+    kind: Literal["tensorrt-rtx"]
+    compute_capabilities: tuple[ComputeCapability, ...] = Field(
+        default=(89, 120),
+        strict=False,
+        description="GPUs to build for; one plan for each class of them: 75, 80 and 86, 89, 120"
+        " and 121.",
+    )
+    weights: Literal["auto", "embed", "refit"] = Field(
+        default="auto",
+        description="embed: in the plan; refit: given to the plan when it is loaded; auto: refit"
+        " above strip_above_gib.",
+    )
+    strip_above_gib: float = Field(
+        default=4.0,
+        gt=0,
+        description="Weights of a rank above which auto leaves them out: embedding them takes three"
+        " times their size in memory.",
+    )
+    allow_emulated: bool = Field(
+        default=False,
+        description="Build quantizations that the GPU would undo before it computes.",
+    )
+
+
+def _kind_of(value: object) -> str:
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return str(kind or CpuTarget.model_fields["kind"].default)
+
+
+TargetRecipe = Annotated[
+    Annotated[CpuTarget, Tag("cpu")] | Annotated[TensorRtxTarget, Tag("tensorrt-rtx")],
+    Discriminator(_kind_of),
+]
+"""One variant for each name in llmc.targets.TARGETS; without a kind, cpu."""
 
 
 class PluginRecipe(_Part):
@@ -263,7 +309,7 @@ class Recipe(_Part):
     mapping: MappingRecipe = Field(
         default=MappingRecipe(), description="How the model is split over ranks."
     )
-    target: CpuTarget = Field(default=CpuTarget(), description="What the engine runs on.")
+    target: TargetRecipe = Field(default=CpuTarget(), description="What the engine runs on.")
     build: BuildRecipe = Field(
         default=BuildRecipe(), description="Limits compiled into the engine."
     )

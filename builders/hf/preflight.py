@@ -59,7 +59,7 @@ def examine(model_dir: Path) -> tuple[HfModel | None, list[str]]:
     is_readable = False
     try:
         config = HfConfig.open(model_dir)
-        family = _find_family(config)
+        family = find_family(config)
         if family is not None:
             arch = family.arch(config)
             num_reasons = len(config.reasons)
@@ -96,7 +96,8 @@ def examine(model_dir: Path) -> tuple[HfModel | None, list[str]]:
     return model, [*config.reasons, *weights.reasons, *misquantized, *unaccounted]
 
 
-def _find_family(config: HfConfig) -> Family | None:
+def find_family(config: HfConfig) -> Family | None:
+    """Return the family of config.json's architecture; of one nobody knows, refuse it there."""
     architecture = config.architecture
     if architecture is None:
         return None

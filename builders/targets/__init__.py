@@ -1,8 +1,10 @@
 """What an engine can be built for: one module per target, named in `llmc.targets.TARGETS`.
 
-A target exports `unsupported(config, limits) -> list[str]`, every reason it cannot build this
-checkpoint, and `build(checkpoint, output_dir, *, limits, progress)`, which writes config.json and
-rank<N>.engine.
+A target exports `unsupported(config, limits, options) -> list[str]`, every reason it cannot build
+this checkpoint, and `build(source, output_dir, *, limits, options, progress)`, which writes
+config.json and the engine files of every rank and returns what it measured. `options` is the
+target's variant of the recipe, `source` a Checkpoint; of a target that exports
+`needs_weights(options)` and answers no, its CheckpointConfig alone.
 """
 
 from dataclasses import dataclass

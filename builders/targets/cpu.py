@@ -31,6 +31,7 @@ from llmc.plugins.cpu_file import EngineFileWriter
 from llmc.plugins.cpu_program import CpuOp, KvShape, Program, Rows, Value
 from llmc.plugins.graph import Network, OpCall
 from llmc.plugins.rope import length_dependence
+from llmc.recipes.schema import CpuTarget
 from llmc.weights import SafetensorsFile
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,9 @@ BLOCK_MULTIPLE = 32
 """Keys are stored in panels of 32 tokens (plugins/csrc/kv_cache.h)."""
 
 
-def unsupported(config: CheckpointConfig, limits: BuildLimits) -> list[str]:
+def unsupported(
+    config: CheckpointConfig, limits: BuildLimits, options: CpuTarget | None = None
+) -> list[str]:
     """Return every reason this target cannot build such a checkpoint within such limits."""
     reasons = []
     if limits.tokens_per_block % BLOCK_MULTIPLE:
@@ -98,7 +101,12 @@ def _call_reasons(call: OpCall) -> list[str]:
 
 
 def build(
-    checkpoint: Checkpoint, output_dir: Path, *, limits: BuildLimits, progress: Progress
+    checkpoint: Checkpoint,
+    output_dir: Path,
+    *,
+    limits: BuildLimits,
+    options: CpuTarget | None = None,
+    progress: Progress,
 ) -> None:
     """Write config.json and every rank's engine into the existing directory `output_dir`.
 

@@ -161,6 +161,9 @@ class NetworkLowering:
     def batch_input(self, name: str) -> Tensor:
         return self._inputs[name]
 
+    def group_size(self, module: str) -> int:
+        return self.config.quantization.of_module(module).group_size
+
     def note(self, text: str) -> None:
         self.notes.append(text)
 

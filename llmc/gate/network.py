@@ -12,7 +12,7 @@ import numpy as np
 
 from llmc.builders.targets import BuildLimits, cpu
 from llmc.builders.targets.tensorrt_interpreter.inputs import Mode
-from llmc.builders.targets.tensorrt_rtx import import_tensorrt_rtx
+from llmc.builders.targets.tensorrt_rtx_module import import_tensorrt_rtx
 from llmc.builders.targets.tensorrt_stepping import SteppedNetwork, lower_ranks
 from llmc.builders.targets.tensorrt_toolkit import Toolkit
 from llmc.checkpoint import Checkpoint, CheckpointConfig

@@ -1,8 +1,7 @@
 """TensorRT lowering of `attention`: one fused layer over a cache that is updated in place.
 
-The fused layer has no factor and no cap of scores. Queries are multiplied by the factor; a cap is
-composed of small layers (plugins/attention/tensorrt_composed.py), and so are types and head sizes
-that no fused kernel takes. A sliding window and ALiBi are an additive mask.
+The fused layer has no factor of scores: queries are multiplied by it. A sliding window is an
+additive mask. TensorRT composes the layer of small kernels for head sizes that no fused one takes.
 
 Legend: B slots, S tokens, N query heads, K KV heads, D head_size, C max_seq_len.
 """
@@ -11,7 +10,7 @@ from typing import Any
 
 from llmc.plugins.attention.tensorrt_masks import additive_mask
 from llmc.plugins.graph import OpCall
-from llmc.plugins.rope import rope_tables
+from llmc.plugins.rope import length_dependence, rope_tables, rope_unsupported
 from llmc.plugins.tensorrt_lowering import Lowering, Tensor
 
 FUSED_HEAD_SIZES = (40, 64, 72, 80, 96, 128, 256)
@@ -19,8 +18,28 @@ FUSED_DTYPES = ("float16", "bfloat16")
 """What TensorRT for RTX 1.7 has a fused kernel for, on each of its compute capabilities."""
 
 
-def unsupported(call: OpCall) -> list[str]:
-    return []
+def unsupported(call: OpCall, max_seq_len: int) -> list[str]:
+    attrs: dict[str, Any] = call.attrs
+    reasons = [
+        f"{call.name}: {what}, which the tensorrt targets do not lower"
+        for what, is_there in (
+            ("a cap of scores", attrs["softcap"] is not None),
+            ("ALiBi", attrs["alibi"] is not None),
+            ("attention sinks", "sinks" in call.weights),
+        )
+        if is_there
+    ]
+    if attrs["rope_style"] == "none":
+        return reasons
+    scaling, positions = attrs["rotary_scaling"], attrs["max_position_embeddings"]
+    reasons += rope_unsupported(rotary_dim=attrs["rotary_dim"], rotary_scaling=scaling)
+    changes = None if reasons else length_dependence(scaling, positions)
+    if changes is not None and max_seq_len > changes.original:
+        reasons.append(
+            f"rotary_scaling: angles beyond {changes.original} positions change with the length of"
+            f" the sequence, and a plan has one table; build.max_seq_len at most {changes.original}"
+        )
+    return reasons
 
 
 def lower(call: OpCall, lowering: Lowering) -> None:
@@ -35,8 +54,9 @@ def lower(call: OpCall, lowering: Lowering) -> None:
         parts.append(layers.reshape(part, (0, 0, count, size), transpose=(0, 2, 1, 3)))
         start += count
     q_BNSD, k_BKSD = (_rotate(lowering, part, attrs) for part in parts[:2])
-    q_BNSD = _scale(lowering, q_BNSD, attrs["scale"])
-    k_BKCD, v_BKCD = lowering.update_kv_cache(attrs["layer"], k_BKSD, parts[2])
+    q_BNSD = layers.scaled(q_BNSD, attrs["scale"])
+    k_BKSD, v_BKSD = (_round_kv(lowering, part, call) for part in (k_BKSD, parts[2]))
+    k_BKCD, v_BKCD = lowering.update_kv_cache(attrs["layer"], k_BKSD, v_BKSD)
     context = _attend(lowering, q_BNSD, k_BKCD, v_BKCD, attrs)
     lowering.set_value(
         call.outputs[0], layers.transpose(context, (0, 2, 1, 3), (0, 0, heads * size))
@@ -44,6 +64,8 @@ def lower(call: OpCall, lowering: Lowering) -> None:
 
 
 def _rotate(lowering: Lowering, x_BNSD: Tensor, attrs: dict[str, Any]) -> Tensor:
+    if attrs["rope_style"] == "none":
+        return x_BNSD
     layers, trt_network = lowering.layers, lowering.layers.network
     keys = ("rotary_base", "rotary_dim", "rotary_scaling", "max_position_embeddings")
     rope = {key: attrs[key] for key in keys}
@@ -54,16 +76,24 @@ def _rotate(lowering: Lowering, x_BNSD: Tensor, attrs: dict[str, Any]) -> Tensor
 
     cos = lowering.shared(f"rope.cos.{rope}", lambda: table(0))
     sin = lowering.shared(f"rope.sin.{rope}", lambda: table(1))
-    layer = trt_network.add_rotary_embedding(x_BNSD, cos, sin, False, attrs["rotary_dim"])
+    layer = trt_network.add_rotary_embedding(
+        x_BNSD, cos, sin, attrs["rope_style"] == "gptj", attrs["rotary_dim"]
+    )
     layers.named(layer, "rotary").set_input(3, lowering.batch_input("positions"))
     return layers.output(layer, "rotary")
 
 
-def _scale(lowering: Lowering, q_BNSD: Tensor, scale: float) -> Tensor:
-    """Multiply in float32: the type of q would round the factor, all queries alike."""
-    layers = lowering.layers
-    wide = layers.cast(q_BNSD, "float32")
-    return layers.cast(layers.binary("PROD", wide, layers.like(scale, wide)), lowering.dtype)
+KV_NUMBERS = {"INT8": "int8", "FP8": "float8_e4m3fn"}
+
+
+def _round_kv(lowering: Lowering, x_BKSD: Tensor, call: OpCall) -> Tensor:
+    """Leave what a quantized cache would; the cache itself stays in the type of activations."""
+    number = KV_NUMBERS.get(str(call.attrs["kv_quant"]))
+    if number is None:
+        return x_BKSD
+    names, layers = call.weights["kv_cache_scaling_factor"], lowering.layers
+    scale = lowering.weight(names[0], (), "float32", lambda: lowering.read(names).reshape(()))
+    return layers.dequantize(layers.quantize(x_BKSD, scale, number), scale, lowering.dtype)
 
 
 def _attend(
@@ -83,10 +113,15 @@ def _attend(
         layer.key_value_lengths = lowering.batch_input("kv_lens")
     else:
         layer.mask = mask
-    layer.decomposable = not is_fused(lowering.dtype, attrs["head_size"])
+    head_size = attrs["head_size"]
+    layer.decomposable = head_size not in FUSED_HEAD_SIZES
+    if layer.decomposable:
+        lowering.note(
+            f"attention is composed of small kernels: no fused one takes heads of {head_size}"
+        )
     return layer.get_output(0)
 
 
-def is_fused(dtype: str, head_size: int) -> bool:
+def is_fused(call: OpCall, dtype: str) -> bool:
     """Say whether a fused kernel takes such heads."""
-    return dtype in FUSED_DTYPES and head_size in FUSED_HEAD_SIZES
+    return dtype in FUSED_DTYPES and call.attrs["head_size"] in FUSED_HEAD_SIZES

@@ -7,7 +7,7 @@ from llmc.plugins.tensorrt_activations import ACTIVATIONS, activate
 from llmc.plugins.tensorrt_lowering import Lowering
 
 
-def unsupported(call: OpCall) -> list[str]:
+def unsupported(call: OpCall, max_seq_len: int) -> list[str]:
     activation = call.attrs["activation"]
     if activation in ACTIVATIONS:
         return []
@@ -18,5 +18,6 @@ def lower(call: OpCall, lowering: Lowering) -> None:
     attrs: dict[str, Any] = call.attrs
     x, inner = lowering.value(call.inputs[0]), attrs["intermediate_size"]
     halves = [lowering.layers.columns(x, start, inner) for start in (0, inner)]
-    active = activate(lowering, attrs["activation"], halves[0])
-    lowering.set_value(call.outputs[0], lowering.layers.binary("PROD", active, halves[1]))
+    half = attrs["activated_half"]
+    active = activate(lowering, attrs["activation"], halves[half])
+    lowering.set_value(call.outputs[0], lowering.layers.binary("PROD", active, halves[1 - half]))

@@ -4,7 +4,7 @@ from llmc.plugins.graph import OpCall
 from llmc.plugins.tensorrt_lowering import Lowering
 
 
-def unsupported(call: OpCall) -> list[str]:
+def unsupported(call: OpCall, max_seq_len: int) -> list[str]:
     return []
 
 

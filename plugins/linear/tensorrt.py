@@ -1,36 +1,46 @@
-"""TensorRT lowering of `linear`."""
+"""TensorRT lowering of `linear`: one product, of weights in the form the format has for a GPU.
+
+Several modules of one product are one weight, laid one after the other. Inputs that a format scales
+are multiplied first; weights and inputs that it rounds go through quantize and dequantize layers,
+which the builder fuses into the product.
+"""
 
 from typing import Any
 
 from llmc.plugins.graph import OpCall
+from llmc.plugins.linear.tensorrt_quantized import FORMATS, QuantizedWeight, product
 from llmc.plugins.tensorrt_lowering import Lowering, Tensor
 
 
-def unsupported(call: OpCall) -> list[str]:
-    quant = call.attrs["quant"]
-    if quant == "none":
+def unsupported(call: OpCall, max_seq_len: int) -> list[str]:
+    quant = str(call.attrs["quant"])
+    if quant == "none" or quant in FORMATS:
         return []
-    return [f"{call.name}: quantization {quant!r}, the tensorrt targets have none yet"]
+    known = ", ".join(FORMATS)
+    return [f"{call.name}: quantization {quant!r}, the tensorrt targets have {known}"]
 
 
 def lower(call: OpCall, lowering: Lowering) -> None:
     attrs: dict[str, Any] = call.attrs
-    names = call.weights["weight"]
-    shape = (1, attrs["out_features"], attrs["in_features"])
-    weight = lowering.weight(
-        "+".join(names), shape, lowering.dtype, lambda: lowering.read(names).reshape(shape)
-    )
-    product = lowering.layers.matmul(lowering.value(call.inputs[0]), weight, transpose_b=True)
-    lowering.set_value(call.outputs[0], add_bias(call, lowering, product))
+    x = lowering.value(call.inputs[0])
+    if attrs["quant"] == "none":
+        names, shape = call.weights["weight"], (1, attrs["out_features"], attrs["in_features"])
+        weight = lowering.weight(
+            "+".join(names), shape, lowering.dtype, lambda: lowering.read(names).reshape(shape)
+        )
+        y = lowering.layers.matmul(x, weight, transpose_b=True)
+    else:
+        y = product(lowering, x, QuantizedWeight(call, lowering))
+    lowering.set_value(call.outputs[0], _add_bias(call, lowering, y))
 
 
-def add_bias(call: OpCall, lowering: Lowering, product: Tensor) -> Tensor:
-    """Return product [B, S, out] plus the call's bias, if it has one."""
+def _add_bias(call: OpCall, lowering: Lowering, y: Tensor) -> Tensor:
+    """Return y [B, S, out] plus the call's bias, if it has one."""
     if "bias" not in call.weights:
-        return product
+        return y
     attrs: dict[str, Any] = call.attrs
     names, shape = call.weights["bias"], (1, 1, attrs["out_features"])
     bias = lowering.weight(
         "+".join(names), shape, lowering.dtype, lambda: lowering.read(names).reshape(shape)
     )
-    return lowering.layers.binary("SUM", product, bias)
+    return lowering.layers.binary("SUM", y, bias)

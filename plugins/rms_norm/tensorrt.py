@@ -9,7 +9,7 @@ from llmc.plugins.graph import OpCall
 from llmc.plugins.tensorrt_lowering import Lowering, Tensor
 
 
-def unsupported(call: OpCall) -> list[str]:
+def unsupported(call: OpCall, max_seq_len: int) -> list[str]:
     return []
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llmc.builders.targets.tensorrt_network import INPUTS, LoweredNetwork, lower_network
-from llmc.builders.targets.tensorrt_rtx import import_tensorrt_rtx
+from llmc.builders.targets.tensorrt_rtx_module import import_tensorrt_rtx
 from llmc.builders.targets.tensorrt_toolkit import Toolkit
 from llmc.errors import BuildError
 from llmc.tensors import TensorInfo

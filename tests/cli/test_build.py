@@ -137,7 +137,7 @@ def test_preset_needs_a_model(run: Run, model: Path, tmp_path: Path) -> None:
         (("--dtype", "half"), 2, "error: --dtype half: dtype: 'half', expected 'float32'"),
         (("--tp", "0"), 2, "error: --tp 0: mapping.tp: 0, expected greater than 0"),
         (("--set", "mapping.tq=2"), 2, "mapping.tq: unknown field"),
-        (("--target", "gpu"), 2, "target.kind: 'gpu', expected 'cpu'"),
+        (("--target", "gpu"), 2, "target.kind: 'gpu', expected one of cpu, tensorrt-rtx"),
         (("--quant", "INT3"), 4, "'INT3', expected one of "),
         (("--tp", "3"), 4, "valid tp_size: 1, 2, 4"),
         (("--workers", "0"), 2, "Invalid value for '--workers'"),

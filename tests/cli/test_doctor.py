@@ -53,6 +53,7 @@ def test_missing_things_come_with_their_command(monkeypatch: pytest.MonkeyPatch)
     fixes = {item["what"]: item["fix"] for missing in tasks.values() for item in missing}
     assert fixes.keys() == {
         *("gguf is not installed", "mpi4py is not installed"),
+        "tensorrt_rtx_bindings is not installed",
         *("no library", "no MPI launcher", "no tritonserver"),
     }
     assert all("pip install" in fix for fix in fixes.values())

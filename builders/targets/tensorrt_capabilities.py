@@ -1,0 +1,60 @@
+"""Compute capabilities TensorRT for RTX builds for, and what each does with a quantization.
+
+Data, from builds of every combination with TensorRT for RTX 1.7.1 whose plans were read: a
+combination is listed as emulated where the builder accepts it and the plan then dequantizes and
+multiplies in 16 bits.
+"""
+
+from collections.abc import Iterable
+
+CLASSES: tuple[tuple[int, ...], ...] = ((75,), (80, 86), (89,), (120, 121))
+"""A plan for several classes has one program, of what all of them can: each gets its own."""
+
+_FROM_89 = "FP8 begins with compute capability 89"
+_FROM_120 = "4-bit floats begin with compute capability 120"
+_PER_TOKEN = "TensorRT for RTX has no products of inputs that are rounded per token"
+_W4A8 = "TensorRT for RTX refuses INT4 weights with FP8 inputs"
+_NO_BF16 = "bfloat16 begins with compute capability 80"
+
+REFUSED: dict[str, dict[int, str]] = {
+    "bfloat16": {75: _NO_BF16},
+    "W4A16": {75: "INT4 begins with compute capability 80"},
+    "W4A16_AWQ": {75: "INT4 begins with compute capability 80"},
+    "W4A16_GPTQ": {75: "INT4 begins with compute capability 80"},
+    "W4A8_AWQ": dict.fromkeys((75, 80, 89, 120), _W4A8),
+    "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN": dict.fromkeys((75, 80, 89, 120), _PER_TOKEN),
+    "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": dict.fromkeys((75, 80, 89, 120), _PER_TOKEN),
+    "FP8": {75: _FROM_89, 80: _FROM_89},
+    "FP8_PER_CHANNEL_PER_TOKEN": dict.fromkeys((75, 80, 89, 120), _PER_TOKEN),
+    "NVFP4": dict.fromkeys((75, 80, 89), _FROM_120),
+}
+"""dtype or quant_algo → first capability of a class → why there is no plan."""
+
+EMULATED: dict[str, dict[int, str]] = {
+    "W8A16": {75: "half of the products dequantize first"},
+}
+"""dtype or quant_algo → first capability of a class → what the plan does instead."""
+
+EMULATED_KV_CACHE = (
+    "the cache stays in 16 bits: keys and values are rounded on their way into it and take as much"
+    " memory as before"
+)
+"""kv_cache_quant_algo, on every class."""
+
+
+def plans_of(capabilities: Iterable[int], *, refit: bool = False) -> list[tuple[int, ...]]:
+    """Group capabilities into plans: by class, ascending.
+
+    A plan that is refitted serves one capability alone: the builder compiles what transforms its
+    weights for one.
+    """
+    wanted = set(capabilities)
+    if refit:
+        return [(one,) for one in sorted(wanted)]
+    groups = (tuple(one for one in group if one in wanted) for group in CLASSES)
+    return [group for group in groups if group]
+
+
+def class_of(capability: int) -> int:
+    """Return the first capability of the class, its key in the tables above."""
+    return next(group[0] for group in CLASSES if capability in group)

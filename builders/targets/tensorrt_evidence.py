@@ -1,0 +1,132 @@
+"""What a plan must show that it does, from its network; and what it does show."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmc.builders.targets.tensorrt_plan import NARROW, NotReadableError, Plan, Program, read_plan
+from llmc.plugins import graph
+from llmc.plugins.attention.tensorrt import is_fused
+from llmc.plugins.graph import Network, OpCall
+from llmc.quant.format import load_format
+
+WEIGHTS: dict[tuple[str, int], str] = {
+    ("integer", 8): "int8",
+    ("integer", 4): "int4",
+    ("float", 8): "fp8_e4m3",
+    ("float", 4): "fp4_e2m1",
+}
+"""(kind of number, bits) → the type a GEMM must read."""
+
+_FLOATS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4")
+
+
+@dataclass(slots=True, kw_only=True)
+class Expected:
+    """`gemms`: label → least number of products. `max_wide_gemms`: most products of 16-bit numbers
+    beside them; a product of several modules may have been cut at their borders."""
+
+    attentions: int = 0
+    collectives: int = 0
+    gemms: Counter[str] = field(default_factory=Counter)
+    max_wide_gemms: int = 0
+
+
+def expected_of(network: Network, dtype: str) -> Expected:
+    """Return what each program of the network's plan has to show."""
+    found = Expected()
+    for call in network.ops:
+        if call.plugin == "attention":
+            fused = is_fused(call, dtype)
+            found.attentions += fused
+            found.max_wide_gemms += 0 if fused else 2
+        elif call.plugin == "linear":
+            _expect_linear(found, call, dtype)
+        found.collectives += graph.spec(call.plugin).communicates
+    return found
+
+
+def _expect_linear(found: Expected, call: OpCall, dtype: str) -> None:
+    # q, k and v are one tensor; the builder may still cut it where the network slices the product.
+    parts = 3 if call.name.endswith(".qkv") else len(call.weights["weight"])
+    quant = str(call.attrs["quant"])
+    if quant == "none":
+        found.max_wide_gemms += parts
+        return
+    form = load_format(quant)
+    narrow = WEIGHTS["float" if quant in _FLOATS else "integer", form.weight_bits]
+    wide = {"float16": "half", "bfloat16": "bf16"}[dtype]
+    found.gemms[f"{wide if form.activation == 'none' else narrow} x {narrow}"] += 1
+    if form.config.get("has_zero_point"):
+        found.max_wide_gemms += parts
+
+
+def gather(
+    path: Path, expected: Expected, profiles: tuple[str, ...]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what is in the plan as plain data, and what speaks against it, a line each.
+
+    A plan that is not readable proves nothing and fails nothing: the data says so.
+    """
+    try:
+        plan = read_plan(path)
+    except NotReadableError as error:
+        return {"not_readable": str(error)}, []
+    names = profiles if len(plan.programs) == len(profiles) else ()
+    programs: dict[str, Any] = {}
+    problems = []
+    for place, program in enumerate(plan.programs):
+        name = names[place] if names else f"program {place}"
+        programs[name] = _describe(program)
+        problems += [f"{name}: {line}" for line in contradictions(program, expected)]
+    if not names:
+        problems.append(f"{len(plan.programs)} programs, expected {len(profiles)}")
+    return _facts(plan) | {"programs": programs}, problems
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    return {
+        "version": ".".join(map(str, plan.version)),
+        "engine_bytes": plan.engine_bytes,
+        "weights_bytes": plan.weights_bytes,
+        "accelerators": sorted({one for item in plan.programs for one in item.accelerators}),
+    }
+
+
+def _describe(program: Program) -> dict[str, Any]:
+    return {
+        "launches": len(program.launches),
+        "attention": dict(program.count("attention")),
+        "gemms": dict(program.count("gemm")),
+        "collectives": dict(program.count("collective")),
+        "dequantizes": dict(Counter(program.dequantizes)),
+    }
+
+
+def contradictions(program: Program, expected: Expected) -> list[str]:
+    """Return where a program does not do what it was built for."""
+    found = []
+    attentions = program.count("attention").total()
+    if attentions != expected.attentions:
+        found.append(f"{attentions} fused attention kernels, expected {expected.attentions}")
+    collectives = program.count("collective").total()
+    if collectives != expected.collectives:
+        found.append(f"{collectives} collectives, expected {expected.collectives}")
+    gemms = program.count("gemm")
+    for label, least in expected.gemms.items():
+        if gemms[label] < least:
+            found.append(f"{gemms[label]} products of {label}, expected at least {least}")
+    if expected.gemms:
+        wide = sum(count for label, count in gemms.items() if not _is_narrow(label))
+        if wide > expected.max_wide_gemms:
+            found.append(
+                f"{wide} products of 16-bit numbers, expected at most {expected.max_wide_gemms}"
+            )
+    for kernel in sorted(set(program.dequantizes)):
+        found.append(f"kernel {kernel} dequantizes outside of a product")
+    return found
+
+
+def _is_narrow(label: str) -> bool:
+    return label.split(" x ")[1] in NARROW
