@@ -108,6 +108,20 @@ class Layers:
         wide = self.cast(tensor, "float32")
         return self.cast(self.binary("PROD", wide, self.like(factor, wide)), self.dtype_of(tensor))
 
+    def soft_capped(self, tensor: Tensor, cap: float) -> Tensor:
+        """Return cap * tanh(x / cap)."""
+        return self.scaled(self.activation("TANH", self.scaled(tensor, 1.0 / cap)), cap)
+
+    def softmax(self, tensor: Tensor, axis: int) -> Tensor:
+        layer = self.network.add_softmax(tensor)
+        layer.axes = 1 << axis
+        return self.output(layer, "softmax")
+
+    def concatenate(self, tensors: list[Tensor], axis: int) -> Tensor:
+        layer = self.network.add_concatenation(tensors)
+        layer.axis = axis
+        return self.output(layer, "concatenate")
+
     def unary(self, operation: str, tensor: Tensor) -> Tensor:
         """Add an operation of trt.UnaryOperation: SQRT, EXP, ERF, …"""
         kind = getattr(self.trt.UnaryOperation, operation)

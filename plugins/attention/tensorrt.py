@@ -8,6 +8,7 @@ Legend: B slots, S tokens, N query heads, K KV heads, D head_size, C max_seq_len
 
 from typing import Any
 
+from llmc.plugins.attention.tensorrt_composed import composed_attention
 from llmc.plugins.attention.tensorrt_masks import additive_mask
 from llmc.plugins.graph import OpCall
 from llmc.plugins.rope import length_dependence, rope_tables, rope_unsupported
@@ -23,7 +24,6 @@ def unsupported(call: OpCall, max_seq_len: int) -> list[str]:
     reasons = [
         f"{call.name}: {what}, which the tensorrt targets do not lower"
         for what, is_there in (
-            ("a cap of scores", attrs["softcap"] is not None),
             ("ALiBi", attrs["alibi"] is not None),
             ("attention sinks", "sinks" in call.weights),
         )
@@ -100,6 +100,10 @@ def _attend(
     lowering: Lowering, q_BNSD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor, attrs: dict[str, Any]
 ) -> Tensor:
     layers, trt = lowering.layers, lowering.layers.trt
+    if attrs["softcap"] is not None:
+        lowering.note("scores have a soft cap: attention is not one fused kernel, but small layers")
+        window, cap = attrs["sliding_window"], attrs["softcap"]
+        return composed_attention(lowering, q_BNSD, k_BKCD, v_BKCD, softcap=cap, window=window)
     mask = additive_mask(lowering, attrs)
     kind = trt.CausalMaskKind.LOWER_RIGHT if mask is None else trt.CausalMaskKind.NONE
     layer = layers.named(
@@ -123,5 +127,6 @@ def _attend(
 
 
 def is_fused(call: OpCall, dtype: str) -> bool:
-    """Say whether a fused kernel takes such heads."""
-    return dtype in FUSED_DTYPES and call.attrs["head_size"] in FUSED_HEAD_SIZES
+    """Say whether a fused kernel does this attention."""
+    fits = dtype in FUSED_DTYPES and call.attrs["head_size"] in FUSED_HEAD_SIZES
+    return fits and call.attrs["softcap"] is None

@@ -15,7 +15,13 @@ def additive_mask(lowering: Lowering, attrs: dict[str, Any]) -> Tensor | None:
     window = attrs["sliding_window"]
     if window is None or window >= lowering.max_seq_len:
         return None
-    return lowering.shared(f"mask.{window}", lambda: _window_mask(lowering, window))
+    return window_mask(lowering, window)
+
+
+def window_mask(lowering: Lowering, window: int | None) -> Tensor:
+    """Return the mask [B, 1, S, C] that hides the future and what is `window` or more behind."""
+    length = lowering.max_seq_len if window is None else window
+    return lowering.shared(f"mask.{length}", lambda: _window_mask(lowering, length))
 
 
 def _window_mask(lowering: Lowering, window: int) -> Tensor:

@@ -1,0 +1,46 @@
+"""The TensorRT network of every family the target claims, against transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llmc.builders.convert import convert
+from llmc.builders.targets.tensorrt_stepping import SteppedNetwork, lower_ranks
+from llmc.checkpoint import Checkpoint, Quantization
+from llmc.log import NullProgress
+from llmc.mapping import Mapping
+from tests.builders.families.tiny_families import CASES, LENGTH, prompt, write_case
+from tests.builders.targets.tensorrt_networks import MAX_SEQ_LEN, TOOLKIT, skip_unsupported
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model's directory, its tokens, and transformers' logits."""
+    directory, model = write_case(tmp_path_factory.mktemp(request.param), request.param)
+    tokens = prompt(model.config.vocab_size)
+    with torch.no_grad():
+        return directory, tokens, model(torch.tensor([tokens])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_network_equals_transformers(case: Any, tp: int, tmp_path: Path) -> None:
+    """float32, a context and then token by token; only the order of sums differs."""
+    directory, tokens, wanted = case
+    convert(
+        directory,
+        tmp_path,
+        dtype="float32",
+        mapping=Mapping(tp_size=tp),
+        quantization=Quantization(),
+        progress=NullProgress(),
+        workers=1,
+    )
+    checkpoint = Checkpoint.open(tmp_path)
+    skip_unsupported(checkpoint.config)
+    networks = list(lower_ranks(TOOLKIT, checkpoint, max_seq_len=MAX_SEQ_LEN))
+    stepped = SteppedNetwork([network.network for network in networks], mode="ideal")
+    logits = stepped.read(tokens, num_context=LENGTH - 8)[:, : wanted.shape[1]]
+    assert np.abs(logits - wanted).max() < 1e-4 * wanted.std()
