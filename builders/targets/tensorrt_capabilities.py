@@ -1,8 +1,7 @@
 """Compute capabilities TensorRT for RTX builds for, and what each does with a quantization.
 
-Data, from builds of every combination with TensorRT for RTX 1.7.1 whose plans were read: a
-combination is listed as emulated where the builder accepts it and the plan then dequantizes and
-multiplies in 16 bits.
+Data, from builds with TensorRT for RTX 1.7.1 whose plans were read: a combination is listed as
+emulated where the builder accepts it and the plan then dequantizes and multiplies in 16 bits.
 """
 
 from collections.abc import Iterable
