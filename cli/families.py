@@ -1,5 +1,6 @@
 """`llmc families`: which models can be built, for which target, in which quantization."""
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 _NUM_PLUGIN_FORMATS = 4
+_PLAIN = "none"
+_SUBJECT = r"^:? ?(on compute capability \d+: )?(transformer\.layers\.\d+\.)?"
+"""How a reason begins with what row, column and note say already."""
 
 if TYPE_CHECKING:
     from llmc.builders.families.support import Support
@@ -45,36 +49,51 @@ def render_page() -> str:
     from llmc.builders.families.support import support
 
     found = support()
-    targets = [*found[0].reasons]
+    columns = [*found[0].reasons]
+    notes: dict[str, dict[str, None]] = {}
     rows = [
         f"| {one.architecture} | {_since(one)} |"
-        + "".join(f" {_cell(one, target)} |" for target in targets)
+        + "".join(f" {_noted(one.reasons[column], notes)} |" for column in columns)
         for one in found
     ]
-    header = f"| architecture | TensorRT-LLM | {' | '.join(targets)} |"
-    reasons: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for one in found:
-        for target, algos in one.reasons.items():
-            for algo, why in algos.items():
-                for text in why[:1]:
-                    key = f"{target}: {text.removeprefix(algo).lstrip(': ')}"
-                    refused, names = reasons.setdefault(key, ({}, {}))
-                    refused[algo] = names[one.architecture] = None
     parts = [
         "# Model families",
         "Made by `make docs` from the code, as `llmc families` prints it; a test keeps it current."
         " TensorRT-LLM: the first version that has a converter for the architecture; where there is"
-        " none up to 1.2, what llmc builds is for its own targets only. A target builds every"
-        " quantization but those named.",
-        "\n".join([header, "|---" * (2 + len(targets)) + "|", *rows]),
-        "## Why not",
+        " none up to 1.2, what llmc builds is for its own targets only. A target, with its compute"
+        " capability, builds every quantization but those of the"
+        " notes.",
         "\n".join(
-            f"- {_algos([*refused])}, {text}. {', '.join(names)}"
-            for text, (refused, names) in reasons.items()
-        )
-        or "Everything can be built.",
+            [
+                f"| architecture | TensorRT-LLM | {' | '.join(columns)} |",
+                "|---" * (2 + len(columns)) + "|",
+                *rows,
+            ]
+        ),
+        "## Notes",
+        "\n".join(
+            f"{number}. {note if _PLAIN in algos else f'{_algos([*algos])}: {note}'}"
+            for number, (note, algos) in enumerate(notes.items(), start=1)
+        ),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _noted(algos: dict[str, list[str]], notes: dict[str, dict[str, None]]) -> str:
+    """Return a cell of the page. `notes`, reason → what it refuses, are numbered as they come up.
+
+    Where the plain model cannot be built nothing can, and its reason is the one that is told.
+    """
+    told = {_PLAIN: algos[_PLAIN]} if algos[_PLAIN] else algos
+    numbers: dict[int, None] = {}
+    for algo, reasons in told.items():
+        for reason in reasons[:1]:
+            text = re.sub(_SUBJECT, "", reason.removeprefix(algo))
+            notes.setdefault(text, {})[algo] = None
+            numbers[[*notes].index(text) + 1] = None
+    if not numbers:
+        return "all"
+    return f"{'none' if algos[_PLAIN] else 'all but'} {', '.join(map(str, sorted(numbers)))}"
 
 
 def _since(one: "Support") -> str:

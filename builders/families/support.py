@@ -12,10 +12,32 @@ from llmc.builders.targets import BuildLimits
 from llmc.checkpoint import CheckpointConfig, Quantization, forbidden
 from llmc.quant import FORMATS
 from llmc.quant.format import load_format
+from llmc.recipes.schema import CpuTarget, TargetRecipe, TensorRtxTarget
 from llmc.targets import TARGETS
 
 NONE = "none"
 """What the table calls a model that is not quantized."""
+
+COLUMNS: dict[str, tuple[TargetRecipe, str]] = {
+    "cpu": (CpuTarget(), "bfloat16"),
+    "tensorrt-rtx 75": (
+        TensorRtxTarget(kind="tensorrt-rtx", compute_capabilities=(75,)),
+        "float16",
+    ),
+    "tensorrt-rtx 80": (
+        TensorRtxTarget(kind="tensorrt-rtx", compute_capabilities=(80,)),
+        "bfloat16",
+    ),
+    "tensorrt-rtx 89": (
+        TensorRtxTarget(kind="tensorrt-rtx", compute_capabilities=(89,)),
+        "bfloat16",
+    ),
+    "tensorrt-rtx 120": (
+        TensorRtxTarget(kind="tensorrt-rtx", compute_capabilities=(120,)),
+        "bfloat16",
+    ),
+}
+"""Column of the table → the target as a recipe has it, and the dtype that is asked for."""
 
 _LENGTH = 512
 _SIZES: dict[tuple[str, ...], int] = {
@@ -46,7 +68,7 @@ _LIMITS = BuildLimits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Support:
-    """One architecture. `reasons`: target → quant_algo → why it cannot be built; empty if it can.
+    """One architecture. `reasons`: column → quant_algo → why it cannot be built; empty if it can.
 
     `tensorrt_llm` is the first version of TensorRT-LLM with a converter, None without one.
     """
@@ -58,14 +80,17 @@ class Support:
 
 
 def support() -> list[Support]:
-    """Return what can be built of every architecture, for every target and quantization."""
+    """Return what can be built of every architecture, for every column and quantization."""
     found = []
     for architecture, name in FAMILIES.items():
         family = load_family(architecture)
-        plain = CheckpointConfig(arch=family.arch(_example(architecture)), dtype="bfloat16")
+        arch = family.arch(_example(architecture))
         reasons = {
-            target: {algo: _reasons(plain, target, algo) for algo in (NONE, *FORMATS)}
-            for target in TARGETS
+            column: {
+                algo: _reasons(CheckpointConfig(arch=arch, dtype=dtype), target, algo)
+                for algo in (NONE, *FORMATS)
+            }
+            for column, (target, dtype) in COLUMNS.items()
         }
         found.append(
             Support(
@@ -83,7 +108,7 @@ def _example(architecture: str) -> HfConfig:
     return HfConfig(Path("config.json"), {**data, "architectures": [architecture]})
 
 
-def _reasons(plain: CheckpointConfig, target: str, algo: str) -> list[str]:
+def _reasons(plain: CheckpointConfig, target: TargetRecipe, algo: str) -> list[str]:
     config = plain
     if algo != NONE:
         form = load_format(algo)
@@ -92,8 +117,7 @@ def _reasons(plain: CheckpointConfig, target: str, algo: str) -> list[str]:
         config = replace(
             plain, quantization=Quantization.of(algo), layout="sm80" if packed else None
         )
-    module = import_module(f"llmc.builders.targets.{TARGETS[target]}")
+    module = import_module(f"llmc.builders.targets.{TARGETS[target.kind]}")
     # A target is only asked for what a checkpoint can be.
-    return (
-        forbidden(config) or unwritten_formats(config) or list(module.unsupported(config, _LIMITS))
-    )
+    reasons = forbidden(config) or unwritten_formats(config)
+    return reasons or list(module.unsupported(config, _LIMITS, target))
