@@ -51,6 +51,10 @@ EXPECTED = {
         "mpirun --mpi=pmix --kill-on-bad-exit=1 --cpu-bind=none --ntasks=2 python -m worker",
     ),
 }
+EXPECTED["slurm_pmi2"] = (
+    EXPECTED["slurm"][0].replace("--mpi=pmix", "--mpi=pmi2"),
+    EXPECTED["slurm"][1].replace("--mpi=pmix", "--mpi=pmi2"),
+)
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
@@ -106,4 +110,4 @@ def test_slots_of_a_hostfile() -> None:
         hostfile_slots("a\nb slots=x\n")
     for name, flavour in FLAVOURS.items():
         line = flavour.hostfile_line.format(host="node-1", slots=3)
-        assert hostfile_slots(line) == (1 if name == "slurm" else 3)
+        assert hostfile_slots(line) == (1 if name.startswith("slurm") else 3)
