@@ -9,6 +9,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("verify", "Measure an engine against the unquantized model."),
     "refit": ("refit", "Give plans that were built without weights those of a checkpoint."),
     "serve": ("serve", "Serve a Triton repository with tritonserver."),
+    "repo lint": ("repo_lint", "Find the mistakes in a Triton repository, one line each."),
     "deploy": ("deploy", "Write scripts and manifests that serve it on other machines."),
     "generate": ("generate", "Stream one answer from a running server."),
     "chat": ("chat", "Chat with a running server."),
@@ -18,4 +19,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command → (module in llmc.cli, which exports a function of the same name; one-line help)."""
 
-__all__ = ["COMMANDS"]
+GROUPS: dict[str, str] = {
+    "repo": "Triton repositories, llmc's own and others'.",
+}
+"""First word of the commands that have two → what they are about."""
+
+__all__ = ["COMMANDS", "GROUPS"]

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import llmc
-from llmc.cli import COMMANDS
+from llmc.cli import COMMANDS, GROUPS
 from llmc.errors import LlmcError, RecipeError
 from llmc.log import configure
 
@@ -42,7 +42,10 @@ class LazyCommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command and load_command(name or args[0]), rest
+        if not command or isinstance(command, TyperGroup):
+            return name, command, rest
+        words = [ctx.info_name] if ctx.parent else []
+        return name, load_command(" ".join([*words, name or args[0]])), rest
 
 
 app = typer.Typer(
@@ -62,7 +65,7 @@ def load_command(name: str) -> Any:
         add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False
     )
     single.command(
-        name,
+        name.rpartition(" ")[2],
         short_help=summary,
         no_args_is_help=_requires_argument(function),
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -146,8 +149,24 @@ def _placeholder() -> None:
     raise AssertionError("resolve_command loads the real command")
 
 
-for _name, (_, _summary) in COMMANDS.items():
-    app.command(_name, help=_summary)(_placeholder)
+def _add_commands() -> None:
+    groups = {
+        name: typer.Typer(
+            cls=LazyCommands, no_args_is_help=True, help=about, rich_markup_mode="rich"
+        )
+        for name, about in GROUPS.items()
+    }
+    for name, (_, summary) in COMMANDS.items():
+        first, _, second = name.partition(" ")
+        if not second:
+            app.command(name, help=summary)(_placeholder)
+            continue
+        if not groups[first].registered_commands:
+            app.add_typer(groups[first], name=first)
+        groups[first].command(second, help=summary)(_placeholder)
+
+
+_add_commands()
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:

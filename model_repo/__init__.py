@@ -9,6 +9,8 @@
 | configs | one typed configuration per model, from options and the engine's limits |
 | emit | a repository on disk |
 | lint | what Triton would only complain of at load time, found before |
+| parameters | every parameter of every model: type, default, unit, versions |
+| lint_parameters, lint_engine, lint_ensemble | its parts: the table, the engine, the maps |
 | tritonserver | finding the server binary and what it needs |
 | launchers, mpi | MPI launchers: their flags as data; the one installed |
 | guard | a process that leaves nothing behind of what it runs |

@@ -85,7 +85,7 @@ def test_help_is_fast_and_imports_nothing_heavy(command: str) -> None:
     script = (
         "import sys\n"
         "from llmc.cli.main import main\n"
-        f"sys.argv = ['llmc', *{[command] if command else []!r}, '--help']\n"
+        f"sys.argv = ['llmc', *{command.split()!r}, '--help']\n"
         "try:\n    main()\n"
         "except SystemExit as end:\n    assert not end.code, end.code\n"
         f"print('HEAVY', [name for name in {HEAVY!r} if name in sys.modules])\n"

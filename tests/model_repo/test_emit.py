@@ -137,7 +137,7 @@ def test_the_tree_can_be_moved_but_not_torn_apart(engine_dir: Path) -> None:
     moved = engine_dir.parent.rename(engine_dir.parent.with_name("elsewhere"))
     lint_repository(moved / "model_repo")
     shutil.rmtree(moved / "engine")
-    with pytest.raises(Exception, match="gpt_model_path: '../engine' is no directory"):
+    with pytest.raises(Exception, match="gpt_model_path: '../engine' does not exist"):
         lint_repository(moved / "model_repo")
 
 

@@ -60,7 +60,7 @@ MISTAKES: list[tuple[str, Callable[[Any], object], str]] = [
     (
         "tensorrt_llm",
         lambda config: parameter(config, "../nowhere"),
-        "parameters.gpt_model_path: '../nowhere' is no directory",
+        "parameters.gpt_model_path: '../nowhere' does not exist",
     ),
     ("tensorrt_llm", lambda config: config.ClearField("instance_group"), "instance_group: missing"),
     (
