@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmc.errors import GateError, RecipeError
+from llmc.errors import GateError, LlmcError, RecipeError
 
 if TYPE_CHECKING:
     from llmc.gate.record import Gate
@@ -130,7 +130,8 @@ def build(
     Writes OUT/checkpoint, OUT/engine, OUT/gate, OUT/model_repo and OUT/recipe.yaml. A stage whose
     inputs, recipe and tools have not changed is reused ("cached"). A flag wins over --set, --set
     over the recipe. An engine that is too far from the unquantized model fails its gate: it is kept
-    in OUT/engine.failed, and the exit code is 8.
+    in OUT/engine.failed, and the exit code is 8. One for a GPU that is not here is built, not gated
+    and not emitted.
 
     Examples:
 
@@ -140,7 +141,7 @@ def build(
 
     llmc build ./smollm2 -o out --quant auto --target-bits 6.0
 
-    llmc build ./smollm2 -o out --target tensorrt-rtx --compute-capability 89 --until engine
+    llmc build ./smollm2 -o out --target tensorrt-rtx --compute-capability 89
 
     llmc build cpu-w8a16 --model ./smollm2 -o out --set build.max_batch_size=16
 
@@ -239,9 +240,9 @@ def run(
     """
     from llmc.builders import pipeline
     from llmc.cli.render import ConsoleProgress
-    from llmc.gate.report import summarize
     from llmc.gate.step import failed_kept_aside, gate_build
     from llmc.log import NullProgress, Progress
+    from llmc.runtime.engine import NotRunnableHereError
     from llmc.stages import exclusive, require_replaceable
 
     for name in ("sensitivity", "checkpoint", "engine", "gate", "model_repo"):
@@ -262,17 +263,38 @@ def run(
         _write_recipe(recipe, output / "recipe.yaml")
         engine, gate = results[-1], None
         if until in (Until.gate, Until.repo) and recipe.gate.enabled:
-            gated = gate_build(
-                recipe, output, cache=cache, workers=workers, progress=progress, force=force
-            )
-            results.append(gated.stage)
-            gate = gated.gate
-            for line in summarize(gate):
-                log.info("gate %s: %s", gate.verdict, line)
+            try:
+                gated = gate_build(
+                    recipe, output, cache=cache, workers=workers, progress=progress, force=force
+                )
+            except NotRunnableHereError as error:
+                # Built for another machine, as told: no failure, unless the gate itself was wanted.
+                if until is Until.gate:
+                    raise
+                log.warning("%s", _ungated_text(error, output))
+            else:
+                results.append(gated.stage)
+                gate = gated.gate
+                _log_measured(gate)
         may_emit = allow_ungated or (gate is not None and gate.verdict == "passed")
         if until is Until.repo and may_emit:
             results.append(_emit(recipe, output, engine, force=force, allow_ungated=allow_ungated))
     return results, gate
+
+
+def _log_measured(gate: "Gate") -> None:
+    from llmc.gate.report import summarize
+
+    for line in summarize(gate):
+        log.info("gate %s: %s", gate.verdict, line)
+
+
+def _ungated_text(error: LlmcError, output: Path) -> str:
+    """Return why an engine for another machine was not measured, and what may be done."""
+    text = f"not gated, and not emitted unless --allow-ungated: {error.message}"
+    if (output / "checkpoint").is_dir():
+        text += f"; `llmc verify --network {output}/checkpoint` measures its network here"
+    return text
 
 
 def _judge(gate: "Gate", output: Path, *, allow_ungated: bool) -> None:

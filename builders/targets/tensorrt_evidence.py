@@ -108,7 +108,8 @@ def contradictions(program: Program, expected: Expected) -> list[str]:
     """Return where a program does not do what it was built for."""
     found = []
     attentions = program.count("attention").total()
-    if attentions != expected.attentions:
+    # The builder may fuse one that was composed of small layers, too.
+    if attentions < expected.attentions:
         found.append(f"{attentions} fused attention kernels, expected {expected.attentions}")
     collectives = program.count("collective").total()
     if collectives != expected.collectives:

@@ -25,6 +25,7 @@ from llmc.gate.sensitivity import read_sensitivity
 from llmc.gate.thresholds import judge, resolve_thresholds
 from llmc.log import Progress
 from llmc.recipes.schema import GateRecipe, Recipe
+from llmc.runtime.engine import require_machine
 from llmc.runtime.tokenizer import Tokenizer
 from llmc.stages import StageResult, run_stage, tool_version
 
@@ -81,7 +82,8 @@ def run_gate(
 
     Measurements of the same engine, reference and texts are reused; other thresholds only judge
     them anew. A failed verdict is returned, not raised.
-    Raises: RecipeError, CheckpointError or UnsupportedError for what cannot be measured.
+    Raises: NotRunnableHereError before anything is made, RecipeError, CheckpointError or
+    UnsupportedError for what cannot be measured.
     """
     manifest = artifacts.read_manifest(engine_dir)
     texts = read_texts(recipe.texts or DEFAULT_TEXTS)
@@ -91,6 +93,7 @@ def run_gate(
         inputs["reference"] = reference.facts.key
 
     def work(staging: Path) -> None:
+        require_machine(engine_dir)
         found = _measure(
             engine_dir,
             manifest.content_digest,

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from llmc.errors import CheckpointError, ServeError
+from llmc.errors import CheckpointError, ServeError, ToolchainError
 from llmc.lookup import load
 from llmc.runtime.batch import Batch
 from llmc.targets import TARGETS
@@ -69,6 +69,10 @@ class RankConfig:
 
 class EngineLostError(ServeError):
     """A rank of the engine was lost: this engine cannot step any more, another one could."""
+
+
+class NotRunnableHereError(ToolchainError):
+    """This machine lacks what the engine runs on, whatever the engine is like."""
 
 
 class Engine(Protocol):
@@ -137,6 +141,16 @@ def check_engine(engine_dir: Path, rank: int) -> str | None:
             hint="build the engine again with `llmc build`",
         )
     return build
+
+
+def require_machine(engine_dir: Path) -> None:
+    """Raise NotRunnableHereError when this machine cannot run what the engine was built for."""
+    module = load(TARGETS, engine_target(engine_dir), package="llmc.runtime.engines", kind="target")
+    lacking: str | None = module.lacking(engine_dir)
+    if lacking is not None:
+        raise NotRunnableHereError(
+            f"{engine_dir}: cannot run here: {lacking}", hint="copy it to a machine that has it"
+        )
 
 
 def load_engine(

@@ -53,6 +53,11 @@ def check(engine_dir: Path, rank: int) -> str | None:
     return file.build
 
 
+def lacking(engine_dir: Path) -> str | None:
+    """Return nothing: llmc itself runs on a CPU these kernels know."""
+    return None
+
+
 def load(
     engine_dir: Path,
     *,

@@ -38,6 +38,17 @@ def check(engine_dir: Path, rank: int) -> str | None:
     return build
 
 
+def lacking(engine_dir: Path) -> str | None:
+    """Return what this machine lacks to run the plans; None if it has a GPU that one is for."""
+    try:
+        _, gpu = _import_all()
+        plans = read_engine_config(engine_dir)["llmc"]["plans"]
+        choose_plan(plans, 0, gpu.compute_capability(0))
+    except (ToolchainError, UnsupportedError) as error:
+        return error.message
+    return None
+
+
 def load(
     engine_dir: Path,
     *,
