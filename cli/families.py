@@ -39,7 +39,7 @@ def families(
         print_json([asdict(one) for one in found])
         return
     for one in found:
-        lines = {"TensorRT-LLM": _since(one)}
+        lines = {"trtllm-build": _since(one)}
         lines |= {target: _cell(one, target) for target in one.reasons}
         print_section(one.architecture, lines)
 
@@ -59,13 +59,13 @@ def render_page() -> str:
     parts = [
         "# Model families",
         "Made by `make docs` from the code, as `llmc families` prints it; a test keeps it current."
-        " TensorRT-LLM: the first version that has a converter for the architecture; where there is"
-        " none up to 1.2, what llmc builds is for its own targets only. A target, with its compute"
-        " capability, builds every quantization but those of the"
-        " notes.",
+        " trtllm-build: the first version of TensorRT-LLM, of those whose source was read (0.17,"
+        " 0.20, 1.0), that builds from our checkpoint; where none up to 1.2 does, the checkpoint is"
+        " for llmc's own targets. A target, with its compute capability, builds every quantization"
+        " but those of the notes.",
         "\n".join(
             [
-                f"| architecture | TensorRT-LLM | {' | '.join(columns)} |",
+                f"| architecture | trtllm-build | {' | '.join(columns)} |",
                 "|---" * (2 + len(columns)) + "|",
                 *rows,
             ]
@@ -97,7 +97,7 @@ def _noted(algos: dict[str, list[str]], notes: dict[str, dict[str, None]]) -> st
 
 
 def _since(one: "Support") -> str:
-    return "no converter" if one.tensorrt_llm is None else f"since {one.tensorrt_llm}"
+    return "no" if one.tensorrt_llm is None else f"since {one.tensorrt_llm}"
 
 
 def _cell(one: "Support", target: str) -> str:

@@ -69,5 +69,5 @@ FAMILY = Family(
         rename("mlp.proj", "mlp.dense_4h_to_h"),
     ),
     left_out=(*EARLY, "max_position_embeddings", "num_key_value_heads"),
-    tensorrt_llm="0.5",
+    tensorrt_llm="0.17",
 )

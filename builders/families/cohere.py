@@ -67,5 +67,5 @@ FAMILY = Family(
     harmless=llama.HARMLESS,
     settings=settings,
     left_out=LEFT_OUT,
-    tensorrt_llm="0.11",
+    tensorrt_llm="0.17",
 )

@@ -100,5 +100,5 @@ FAMILY = Family(
     harmless=("*.self_attention.rotary_emb.*",),
     settings=settings,
     left_out=("rotary_scaling", *BIASES),
-    tensorrt_llm="0.5",
+    tensorrt_llm="0.17",
 )

@@ -33,8 +33,9 @@ class Family:
     the model ties them and brings no output tensor. `harmless` are patterns of tensors that may
     remain unread.
 
-    `tensorrt_llm`: the first version of TensorRT-LLM with a converter for the family, None when
-    there is none up to 1.2. `smoothquant`: whether that converter writes SmoothQuant's formats.
+    `tensorrt_llm`: the first version of TensorRT-LLM, of those whose source was read (0.17, 0.20,
+    1.0), that builds from the checkpoint; None when none up to 1.2 does. `smoothquant`: whether its
+    converter writes SmoothQuant's formats.
     """
 
     read_arch: Callable[[HfConfig], ModelArch]

@@ -66,5 +66,5 @@ FAMILY = Family(
     harmless=llama.HARMLESS,
     settings=settings,
     left_out=LEFT_OUT,
-    tensorrt_llm="0.8",
+    tensorrt_llm="0.17",
 )

@@ -63,5 +63,5 @@ FAMILY = Family(
     harmless=llama.HARMLESS,
     settings=settings,
     left_out=gemma.LEFT_OUT,
-    tensorrt_llm="0.12",
+    tensorrt_llm="0.17",
 )

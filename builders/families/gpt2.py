@@ -81,6 +81,6 @@ FAMILY = Family(
     harmless=("*.attn.bias", "*.attn.masked_bias"),
     settings=settings,
     left_out=LEFT_OUT,
-    tensorrt_llm="0.5",
+    tensorrt_llm="0.17",
     smoothquant=True,
 )

@@ -59,5 +59,5 @@ FAMILY = Family(
     harmless=gpt2.FAMILY.harmless,
     settings=partial(gpt2.settings, variant="starcoder"),
     left_out=gpt2.LEFT_OUT,
-    tensorrt_llm="0.5",
+    tensorrt_llm="0.17",
 )

@@ -72,5 +72,5 @@ FAMILY = Family(
     harmless=("*.attention.bias", "*.attention.masked_bias", "*.attention.rotary_emb.*"),
     settings=settings,
     left_out=EARLIEST,
-    tensorrt_llm="0.5",
+    tensorrt_llm="0.17",
 )

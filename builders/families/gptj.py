@@ -71,5 +71,5 @@ FAMILY = Family(
     harmless=("*.attn.bias", "*.attn.masked_bias"),
     settings=settings,
     left_out=ROTARY + BIASES,
-    tensorrt_llm="0.5",
+    tensorrt_llm="0.17",
 )

@@ -41,5 +41,5 @@ FAMILY = Family(
     layer_rules=llama.NORM_RULES + llama.ATTENTION_RULES + llama.MLP_RULES,
     harmless=llama.HARMLESS,
     settings=settings,
-    tensorrt_llm="0.17",
+    tensorrt_llm="1.0",
 )

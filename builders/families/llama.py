@@ -81,6 +81,6 @@ FAMILY = Family(
     layer_rules=NORM_RULES + ATTENTION_RULES + MLP_RULES,
     harmless=HARMLESS,
     settings=settings,
-    tensorrt_llm="0.5",
+    tensorrt_llm="0.17",
     smoothquant=True,
 )

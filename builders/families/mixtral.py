@@ -51,5 +51,5 @@ FAMILY = Family(
     ),
     harmless=llama.HARMLESS,
     settings=settings,
-    tensorrt_llm="0.7",
+    tensorrt_llm="0.17",
 )

@@ -98,5 +98,5 @@ FAMILY = Family(
     ),
     settings=settings,
     left_out=(*EARLY, "max_position_embeddings", "norm_epsilon"),
-    tensorrt_llm="0.5",
+    tensorrt_llm="1.0",
 )

@@ -77,5 +77,5 @@ FAMILY = Family(
     ),
     settings=settings,
     left_out=EARLIEST,
-    tensorrt_llm="0.5",
+    tensorrt_llm="0.17",
 )

@@ -64,5 +64,5 @@ FAMILY = Family(
     harmless=("model.layers.*.self_attn.rotary_emb.*",),
     settings=settings,
     left_out=BIASES,
-    tensorrt_llm="0.7",
+    tensorrt_llm="0.17",
 )

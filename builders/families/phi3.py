@@ -65,5 +65,5 @@ FAMILY = Family(
     harmless=llama.HARMLESS,
     settings=settings,
     left_out=("attn_bias", "mlp_bias", "tie_word_embeddings"),
-    tensorrt_llm="0.11",
+    tensorrt_llm="0.17",
 )

@@ -72,6 +72,6 @@ FAMILY = Family(
     layer_rules=llama.NORM_RULES + llama.ATTENTION_RULES + llama.MLP_RULES,
     harmless=llama.HARMLESS,
     settings=settings,
-    tensorrt_llm="0.10",
+    tensorrt_llm="0.17",
     smoothquant=True,
 )

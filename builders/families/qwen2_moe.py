@@ -74,5 +74,5 @@ FAMILY = Family(
     layer_rules=llama.NORM_RULES + llama.ATTENTION_RULES + expert_rules(),
     harmless=llama.HARMLESS,
     settings=partial(qwen2.settings, qwen_type="qwen2_moe"),
-    tensorrt_llm="0.12",
+    tensorrt_llm="0.17",
 )

@@ -62,5 +62,5 @@ FAMILY = Family(
     harmless=("model.layers.*.self_attn.rotary_emb.*",),
     settings=partial(gpt2.settings, variant="starcoder2"),
     left_out=BIASES,
-    tensorrt_llm="0.9",
+    tensorrt_llm="0.17",
 )

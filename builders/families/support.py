@@ -70,7 +70,7 @@ _LIMITS = BuildLimits(
 class Support:
     """One architecture. `reasons`: column → quant_algo → why it cannot be built; empty if it can.
 
-    `tensorrt_llm` is the first version of TensorRT-LLM with a converter, None without one.
+    `tensorrt_llm` is the first version of TensorRT-LLM that reads the checkpoint (`Family`).
     """
 
     architecture: str
