@@ -40,7 +40,8 @@ def serve(
         Path | None, typer.Option(help="Hosts for the ranks of launch mode leader.")
     ] = None,
     restart: Annotated[
-        int, typer.Option(help="How often a server that fails is started again.")
+        int,
+        typer.Option(help="How often a server that fails is started again; requests end with it."),
     ] = 0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the command line instead of running it.")

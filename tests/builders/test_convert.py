@@ -232,6 +232,30 @@ def test_choices_are_refused_before_any_work(
     assert any(reason in line for line in preflight(model_dir, **{**defaults, **choices}))
 
 
+@pytest.mark.parametrize("tp", [2, 4, 6])
+def test_heads_that_do_not_split_are_refused_with_the_sizes_that_do(
+    tp: int, tmp_path: Path
+) -> None:
+    """SmolLM2-135M's sizes, known from config.json alone: 9 heads, 3 key-value heads."""
+    sizes = {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config() | sizes))
+
+    def reasons(size: int) -> list[str]:
+        mapping = Mapping(tp_size=size)
+        found = preflight(tmp_path, dtype=None, mapping=mapping, quantization=Quantization())
+        return [line for line in found if "tp_size" in line]
+
+    (heads, *_) = reasons(tp)
+    expected = f"tp_size {tp} does not divide num_attention_heads 9; valid tp_size: 1, 3"
+    assert heads.endswith(expected), heads
+    assert reasons(1) == reasons(3) == []
+
+
 def test_model_and_choices_are_refused_together(tmp_path: Path) -> None:
     config = tiny_config()
     tensors = tiny_tensors(config)
