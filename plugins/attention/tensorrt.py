@@ -17,6 +17,8 @@ from llmc.plugins.tensorrt_lowering import Lowering, Tensor
 FUSED_HEAD_SIZES = (40, 64, 72, 80, 96, 128, 256)
 FUSED_DTYPES = ("float16", "bfloat16")
 """What TensorRT for RTX 1.7 has a fused kernel for, on each of its compute capabilities."""
+FUSED_HEADS = 4
+"""Fewest query heads of a rank that both profiles surely have one for; with two there is none."""
 
 
 def unsupported(call: OpCall, max_seq_len: int) -> list[str]:
@@ -117,16 +119,22 @@ def _attend(
         layer.key_value_lengths = lowering.batch_input("kv_lens")
     else:
         layer.mask = mask
-    head_size = attrs["head_size"]
-    layer.decomposable = head_size not in FUSED_HEAD_SIZES
+    heads, head_size = attrs["num_heads"], attrs["head_size"]
+    layer.decomposable = not _has_fused(heads, head_size)
     if layer.decomposable:
         lowering.note(
-            f"attention is composed of small kernels: no fused one takes heads of {head_size}"
+            "attention may be composed of small kernels: no fused one surely takes"
+            f" {heads} heads of {head_size}"
         )
     return layer.get_output(0)
 
 
+def _has_fused(num_heads: int, head_size: int) -> bool:
+    return num_heads >= FUSED_HEADS and head_size in FUSED_HEAD_SIZES
+
+
 def is_fused(call: OpCall, dtype: str) -> bool:
     """Say whether a fused kernel does this attention."""
-    fits = dtype in FUSED_DTYPES and call.attrs["head_size"] in FUSED_HEAD_SIZES
-    return fits and call.attrs["softcap"] is None
+    attrs: dict[str, Any] = call.attrs
+    fits = dtype in FUSED_DTYPES and _has_fused(attrs["num_heads"], attrs["head_size"])
+    return fits and attrs["softcap"] is None
