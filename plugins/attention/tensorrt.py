@@ -18,7 +18,7 @@ FUSED_HEAD_SIZES = (40, 64, 72, 80, 96, 128, 256)
 FUSED_DTYPES = ("float16", "bfloat16")
 """What TensorRT for RTX 1.7 has a fused kernel for, on each of its compute capabilities."""
 FUSED_HEADS = 4
-"""Fewest query heads of a rank that both profiles surely have one for; with two there is none."""
+"""Fewest query heads of a rank that there surely is one for; for two the builder refuses it."""
 
 
 def unsupported(call: OpCall, max_seq_len: int) -> list[str]:
