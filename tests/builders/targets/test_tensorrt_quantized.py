@@ -30,12 +30,14 @@ ACTIVATIONS = (0.2, 0.03)
 or when smoothing factors are rounded to float16; where none does, the difference is 1e-5."""
 
 
-def convert(directory: Path, algo: str) -> Checkpoint:
+def convert(directory: Path, algo: str, layout: str | None) -> Checkpoint:
     model = write_model(
         directory / "model", hidden_size=256, intermediate_size=256, num_hidden_layers=2
     )
     overrides = [Override(path=("model",), value=str(model), source="test")]
-    settings = ("dtype=float16", f"quantization.algo={algo}")
+    settings = ["dtype=float16", f"quantization.algo={algo}"]
+    if layout is not None:
+        settings.append(f"quantization.layout={layout}")
     pipeline.build(
         load_recipe(None, [*overrides, *map(parse_set, settings)]),
         directory / "out",
@@ -66,9 +68,17 @@ def reference_logits(checkpoint: Checkpoint) -> Any:
         return run_step([rank], batch).numpy()
 
 
-@pytest.mark.parametrize("algo", FORMATS)
-def test_quantized_network_is_the_reference(algo: str, tmp_path: Path) -> None:
-    checkpoint = convert(tmp_path, algo)
+@pytest.mark.parametrize(
+    ("algo", "layout"),
+    [
+        *((algo, None) for algo in FORMATS),
+        *((algo, layout) for algo in ("W8A16", "W4A16") for layout in ("sm80", "sm90")),
+    ],
+)
+def test_quantized_network_is_the_reference(algo: str, layout: str | None, tmp_path: Path) -> None:
+    checkpoint = convert(tmp_path, algo, layout)
+    if layout is not None:
+        assert checkpoint.config.layout == layout
     networks = list(lower_ranks(TOOLKIT, checkpoint, max_seq_len=64))
     stepped = SteppedNetwork([network.network for network in networks], mode="ideal")
     logits = stepped.read(TOKENS, num_context=NUM_CONTEXT)
