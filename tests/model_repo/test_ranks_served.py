@@ -1,6 +1,11 @@
 """Engines of several ranks under a real tritonserver: streams equal the single rank's."""
 
+import dataclasses
+import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +19,10 @@ from llmc.model_repo.pbtxt import CONFIG_FILE
 from llmc.runtime.engine import KvCacheConfig
 from llmc.runtime.executor import ExecutorConfig
 from llmc.runtime.session import open_session
+from tests.builders.families.tiny_families import CASES
 from tests.model_repo.served import MAX_SEQ_LEN, Served, build_engine, emit, needs_triton, serve
 from tests.runtime.test_comm import mpirun
+from tests.runtime.tiny_tokenizers import byte_level, save
 
 pytestmark = [needs_triton, pytest.mark.slow, pytest.mark.mpi]
 
@@ -53,8 +60,12 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Build:
 @pytest.fixture(scope="module")
 def expected(outputs: Build) -> list[list[str]]:
     """Return the pieces of each prompt's stream from one rank, in this process."""
+    return of_one_rank(outputs("whole") / "engine")
+
+
+def of_one_rank(engine_dir: Path) -> list[list[str]]:
     config = ExecutorConfig(kv=KvCacheConfig(max_tokens=4 * MAX_SEQ_LEN))
-    with open_session(outputs("whole") / "engine", config) as session:
+    with open_session(engine_dir, config) as session:
         return [list(session.generate(prompt, max_tokens=MAX_TOKENS)) for prompt in PROMPTS]
 
 
@@ -86,6 +97,33 @@ def test_leader(outputs: Build, expected: list[list[str]], tmp_path: Path, name:
         assert streams(served, "ensemble") == expected
         assert streams(served, "tensorrt_llm_bls") == expected
         assert num_ranks(served) == 0
+    assert served.process.returncode == 0, served.process.explain()
+
+
+def write_mixtral(directory: Path) -> Path:
+    """Write a tiny Mixtral whose tokenizer knows every byte; nothing it says ends early."""
+    tokenizer, case = byte_level(), CASES["mixtral"]
+    sizes = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": MAX_SEQ_LEN}
+    dataclasses.replace(case, sizes=case.sizes | sizes).model().save_pretrained(directory)
+    save(tokenizer, directory)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
+    return directory
+
+
+def test_expert_parallel_from_the_command_line(tmp_path: Path) -> None:
+    """`llmc build --tp 2 --moe-ep 2` of a Mixtral: its repository, served as it was written."""
+    mpirun()
+    model = write_mixtral(tmp_path / "mixtral")
+    limit = f"serve.max_tokens_in_paged_kv_cache={32 * MAX_SEQ_LEN}"
+    ranks: dict[str, list[str]] = {"one": [], "ep2": ["--tp", "2", "--moe-ep", "2"]}
+    for name, flags in ranks.items():
+        command = [sys.executable, "-m", "llmc.cli.main", "build", str(model)]
+        command += ["-o", str(tmp_path / name), "--dtype", "float32", "--set", limit, *flags]
+        environment = os.environ | {"LLMC_CACHE": str(tmp_path / "cache")}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    with serve(tmp_path / "ep2", tmp_path / "cache") as served:
+        assert streams(served, "ensemble") == of_one_rank(tmp_path / "one" / "engine")
     assert served.process.returncode == 0, served.process.explain()
 
 
