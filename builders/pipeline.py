@@ -69,6 +69,9 @@ def build(
 ) -> tuple[StageResult, ...]:
     """Make `output`/checkpoint and, unless `until` says otherwise, `output`/engine.
 
+    A target whose engines are bound to a GPU makes `output`/gpu_build instead: the job that builds
+    it.
+
     `report` is told of each stage when it is done. `workers` threads write rank files. `force` runs
     stages whose result is there already.
     Raises: CheckpointError for a model that is damaged, UnsupportedError with every reason why this
@@ -92,7 +95,10 @@ def build(
     report(checkpoint)
     results.append(checkpoint)
     if until == "engine":
-        results.append(_build_engine(plan, checkpoint, output / "engine", progress, force))
+        if hasattr(plan.target, "hand_over"):
+            results.append(_hand_over(plan, checkpoint, output / "gpu_build", force))
+        else:
+            results.append(_build_engine(plan, checkpoint, output / "engine", progress, force))
         report(results[-1])
     return tuple(results)
 
@@ -367,6 +373,25 @@ def _build_engine(
         final,
         work,
         stage="engine",
+        inputs={"checkpoint": checkpoint.manifest.content_digest},
+        recipe={"build": asdict(plan.limits)},
+        tools={"llmc": tool_version(*_COMPILER_ROOMS)},
+        target=plan.recipe.target.model_dump(mode="json"),
+        force=force,
+    )
+
+
+def _hand_over(plan: _Plan, checkpoint: StageResult, final: Path, force: bool) -> StageResult:
+    """Write the job that builds the engine where the GPU is."""
+    return run_stage(
+        final,
+        lambda staging: plan.target.hand_over(
+            Checkpoint.open(checkpoint.directory),
+            staging,
+            limits=plan.limits,
+            options=plan.recipe.target,
+        ),
+        stage="gpu_build",
         inputs={"checkpoint": checkpoint.manifest.content_digest},
         recipe={"build": asdict(plan.limits)},
         tools={"llmc": tool_version(*_COMPILER_ROOMS)},

@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("chat", "Chat with a running server."),
     "import-gguf": ("import_gguf", "Turn a GGUF file into a Hugging Face directory."),
     "families": ("families", "Say which models can be built, for which target, quantized how."),
+    "targets": ("targets", "Say what each target is made of and which quantizations it has."),
     "doctor": ("doctor", "Say what this machine can build and serve, and what is missing."),
 }
 """Command → (module in llmc.cli, which exports a function of the same name; one-line help)."""

@@ -89,7 +89,10 @@ def build(
     moe_tp: Annotated[int | None, typer.Option(help="Tensor parallel size of experts.")] = None,
     moe_ep: Annotated[int | None, typer.Option(help="Expert parallel size.")] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="KIND", help="What the engine runs on: cpu, tensorrt-rtx.")
+        str | None,
+        typer.Option(
+            metavar="KIND", help="What the engine runs on: cpu, tensorrt-rtx, tensorrt-llm."
+        ),
     ] = None,
     compute_capability: Annotated[
         list[int] | None,
@@ -142,6 +145,8 @@ def build(
     llmc build ./smollm2 -o out --quant auto --target-bits 6.0
 
     llmc build ./smollm2 -o out --target tensorrt-rtx --compute-capability 89
+
+    llmc build ./smollm2 -o out --target tensorrt-llm --set target.version=1.2 --set target.gpu=L40S
 
     llmc build cpu-w8a16 --model ./smollm2 -o out --set build.max_batch_size=16
 
@@ -245,7 +250,7 @@ def run(
     from llmc.runtime.engine import NotRunnableHereError
     from llmc.stages import exclusive, require_replaceable
 
-    for name in ("sensitivity", "checkpoint", "engine", "gate", "model_repo"):
+    for name in ("sensitivity", "checkpoint", "engine", "gpu_build", "gate", "model_repo"):
         require_replaceable(output / name)
     results: list[StageResult] = []
     aside = failed_kept_aside(output, allow_ungated=allow_ungated)
@@ -262,6 +267,9 @@ def run(
         )
         _write_recipe(recipe, output / "recipe.yaml")
         engine, gate = results[-1], None
+        if engine.manifest.stage == "gpu_build":
+            log.info("gate and repository: not before %s has run", engine.directory / "build.sh")
+            return results, None
         if until in (Until.gate, Until.repo) and recipe.gate.enabled:
             try:
                 gated = gate_build(

@@ -171,6 +171,7 @@ def _tasks(found: dict[str, Any]) -> dict[str, Missing]:
     if mpi["launcher"] is None:
         tasks["target cpu: several ranks"].append({"what": mpi["problem"], "fix": mpi["fix"]})
     tasks["target tensorrt-rtx: build"] = _needs("tensorrt_rtx_bindings", "rtx")
+    tasks["target tensorrt-llm: checkpoint and the GPU's job"] = []
     server = found["triton"]
     tasks["serve with Triton"] = []
     if server["tritonserver"] is None:

@@ -1,4 +1,8 @@
 """What an engine can be built for; each has a file in builders/targets and runtime/engines."""
 
-TARGETS: dict[str, str] = {"cpu": "cpu", "tensorrt-rtx": "tensorrt_rtx"}
+TARGETS: dict[str, str] = {
+    "cpu": "cpu",
+    "tensorrt-rtx": "tensorrt_rtx",
+    "tensorrt-llm": "tensorrt_llm",
+}
 """Public name → module name, in builders.targets and in runtime.engines."""

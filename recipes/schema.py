@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     FiniteFloat,
@@ -21,14 +19,11 @@ from pydantic import (
     Tag,
 )
 
-
-class _Part(BaseModel):
-    """Closed, immutable, documented."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+from llmc.recipes.part import Part
+from llmc.recipes.tensorrt_llm import TensorrtLlmTarget
 
 
-class CalibrationRecipe(_Part):
+class CalibrationRecipe(Part):
     """What activations are looked at, for algorithms that need to."""
 
     data: Path | None = Field(
@@ -40,7 +35,7 @@ class CalibrationRecipe(_Part):
     max_tokens: PositiveInt = Field(default=512, description="Most tokens of a sequence.")
 
 
-class QuantizationRecipe(_Part):
+class QuantizationRecipe(Part):
     """How weights and KV cache are stored."""
 
     algo: str | None = Field(
@@ -91,7 +86,7 @@ class QuantizationRecipe(_Part):
     )
 
 
-class MappingRecipe(_Part):
+class MappingRecipe(Part):
     """How the model is split over ranks."""
 
     tp: PositiveInt = Field(default=1, description="Tensor parallel size.")
@@ -110,7 +105,7 @@ class MappingRecipe(_Part):
     )
 
 
-class CpuTarget(_Part):
+class CpuTarget(Part):
     """Native kernels on x86-64; the engine runs on any CPU the kernels know."""
 
     kind: Literal["cpu"] = Field(default="cpu", description="Engine for x86-64 CPUs.")
@@ -121,7 +116,7 @@ ComputeCapability = Literal[75, 80, 86, 89, 120, 121]
 excepted."""
 
 
-class TensorRtxTarget(_Part):
+class TensorRtxTarget(Part):
     """Plans of TensorRT for RTX; built anywhere, run on a GPU of a named compute capability."""
 
     kind: Literal["tensorrt-rtx"]
@@ -154,13 +149,15 @@ def _kind_of(value: object) -> str:
 
 
 TargetRecipe = Annotated[
-    Annotated[CpuTarget, Tag("cpu")] | Annotated[TensorRtxTarget, Tag("tensorrt-rtx")],
+    Annotated[CpuTarget, Tag("cpu")]
+    | Annotated[TensorRtxTarget, Tag("tensorrt-rtx")]
+    | Annotated[TensorrtLlmTarget, Tag("tensorrt-llm")],
     Discriminator(_kind_of),
 ]
 """One variant for each name in llmc.targets.TARGETS; without a kind, cpu."""
 
 
-class PluginRecipe(_Part):
+class PluginRecipe(Part):
     """Settings of the fused ops."""
 
     tokens_per_block: Literal[8, 16, 32, 64, 128] = Field(
@@ -168,7 +165,7 @@ class PluginRecipe(_Part):
     )
 
 
-class BuildRecipe(_Part):
+class BuildRecipe(Part):
     """Limits compiled into the engine."""
 
     max_batch_size: PositiveInt = Field(default=64, description="Most sequences in one step.")
@@ -183,7 +180,7 @@ class BuildRecipe(_Part):
     plugins: PluginRecipe = Field(default=PluginRecipe(), description="Settings of the fused ops.")
 
 
-class GateRecipe(_Part):
+class GateRecipe(Part):
     """How good the engine must be, measured by running it beside an unquantized one."""
 
     enabled: bool = Field(
@@ -224,7 +221,7 @@ class GateRecipe(_Part):
     )
 
 
-class ServeRecipe(_Part):
+class ServeRecipe(Part):
     """What the Triton repository is told."""
 
     max_batch_size: PositiveInt | None = Field(
@@ -293,7 +290,7 @@ class ServeRecipe(_Part):
     )
 
 
-class Recipe(_Part):
+class Recipe(Part):
     """One build, from a Hugging Face checkpoint to a Triton repository."""
 
     model: Path = Field(

@@ -13,6 +13,7 @@ from llmc.checkpoint import CheckpointConfig, Quantization, forbidden
 from llmc.quant import FORMATS
 from llmc.quant.format import load_format
 from llmc.recipes.schema import CpuTarget, TargetRecipe, TensorRtxTarget
+from llmc.recipes.tensorrt_llm import TensorrtLlmTarget
 from llmc.targets import TARGETS
 
 NONE = "none"
@@ -34,6 +35,10 @@ COLUMNS: dict[str, tuple[TargetRecipe, str]] = {
     ),
     "tensorrt-rtx 120": (
         TensorRtxTarget(kind="tensorrt-rtx", compute_capabilities=(120,)),
+        "bfloat16",
+    ),
+    "tensorrt-llm 1.2, 89": (
+        TensorrtLlmTarget(kind="tensorrt-llm", version="1.2", compute_capability=89),
         "bfloat16",
     ),
 }

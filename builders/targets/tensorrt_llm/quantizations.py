@@ -32,6 +32,13 @@ class Support:
         refused = start is not None and end is not None and start <= capability < end
         return capability >= self.min_capability and not refused
 
+    def where(self) -> str:
+        """Return the compute capabilities as text."""
+        text = f"from {self.min_capability}"
+        if self.refused_from is None:
+            return text
+        return f"{text} to {self.refused_from - 1} and from {self.refused_below}"
+
 
 _INTEGER = Support(lines=_ENGINE, refused_from=100, refused_below=120)
 _INT4 = Support(lines=_ALL, refused_from=100, refused_below=120)
@@ -84,13 +91,6 @@ def quantization_reasons(
         elif not support.runs_on(capability):
             reasons.append(
                 f"{field}: {name}, which compute capability {capability} does not have;"
-                f" it runs {_where(support)}"
+                f" it runs {support.where()}"
             )
     return reasons
-
-
-def _where(support: Support) -> str:
-    text = f"from {support.min_capability}"
-    if support.refused_from is None:
-        return text
-    return f"{text} to {support.refused_from - 1} and from {support.refused_below}"

@@ -1,0 +1,122 @@
+"""What the target `tensorrt-llm` refuses, and what it hands over to the machine that has the GPU.
+
+An engine is bound to the GPU it was built on, so its build is a job of its own: here ends what a
+machine without one can do, and everything that would fail there is said before it is made.
+"""
+
+import logging
+import shlex
+from pathlib import Path
+
+from llmc import artifacts
+from llmc.builders.families import FAMILIES
+from llmc.builders.families.family import load_family
+from llmc.builders.targets import BuildLimits
+from llmc.builders.targets.tensorrt_llm.checkpoint_fields import FAMILIES as KNOWN_FIELDS
+from llmc.builders.targets.tensorrt_llm.checkpoint_fields import parse
+from llmc.builders.targets.tensorrt_llm.checks import Question, algos_of, check_reasons
+from llmc.builders.targets.tensorrt_llm.command import build_command
+from llmc.builders.targets.tensorrt_llm.gpus import GPUS
+from llmc.builders.targets.tensorrt_llm.jobs import Job, job_files
+from llmc.builders.targets.tensorrt_llm.memory import memory_reasons
+from llmc.builders.targets.tensorrt_llm.quantizations import quantization_reasons
+from llmc.builders.targets.tensorrt_llm.versions import VERSIONS
+from llmc.checkpoint import Checkpoint, CheckpointConfig
+from llmc.recipes.tensorrt_llm import TensorrtLlmTarget
+
+log = logging.getLogger(__name__)
+
+_NOT_TOKENIZER = ("config.json", "quant_cfg.json")
+
+
+def unsupported(
+    config: CheckpointConfig, limits: BuildLimits, options: TensorrtLlmTarget
+) -> list[str]:
+    """Return every reason why this version on this GPU cannot build such a checkpoint."""
+    reasons = []
+    if options.gpu is not None and options.gpu not in GPUS:
+        reasons.append(f"target.gpu: {options.gpu!r}, expected one of {', '.join(GPUS)}")
+    reasons += _version_reasons(config, options)
+    capability = _capability(options)
+    algos, kv_algo = algos_of(config), config.quantization.kv_cache_quant_algo
+    reasons += quantization_reasons(algos, kv_algo, options.version, capability)
+    reasons += _layout_reasons(config, options)
+    reasons += check_reasons(
+        Question(config=config, limits=limits, target=options, capability=capability)
+    )
+    memory_gib = _memory_gib(options)
+    if memory_gib is not None:
+        reasons += memory_reasons(config, limits, memory_gib)
+    return list(dict.fromkeys(reasons))
+
+
+def hand_over(
+    checkpoint: Checkpoint, output_dir: Path, *, limits: BuildLimits, options: TensorrtLlmTarget
+) -> None:
+    """Write the job that builds the engine into the existing directory `output_dir`."""
+    version = VERSIONS[options.version]
+    files = artifacts.read_manifest(checkpoint.directory).files
+    command = build_command(limits, options, "CHECKPOINT", "ENGINE")
+    job = Job(
+        version=version,
+        capability=_capability(options),
+        workers=options.workers,
+        command=command,
+        digests={name: entry.sha256 for name, entry in files.items()},
+        tokenizer_files=[
+            name
+            for name in sorted(files)
+            if name not in _NOT_TOKENIZER and not name.endswith(".safetensors")
+        ],
+    )
+    for name, text in job_files(job).items():
+        (output_dir / name).write_text(text, encoding="utf-8")
+    (output_dir / "build.sh").chmod(0o755)
+    log.info("the engine is built in %s:", version.container)
+    log.info("%s", shlex.join(command))
+
+
+def _capability(options: TensorrtLlmTarget) -> int:
+    gpu = GPUS.get(options.gpu or "")
+    return gpu.capability if gpu is not None else options.compute_capability
+
+
+def _memory_gib(options: TensorrtLlmTarget) -> float | None:
+    gpu = GPUS.get(options.gpu or "")
+    return options.gpu_memory_gib or (gpu.memory_gib if gpu is not None else None)
+
+
+def _version_reasons(config: CheckpointConfig, options: TensorrtLlmTarget) -> list[str]:
+    version, architecture = VERSIONS[options.version], config.arch.architecture
+    if not version.has_engines:
+        have = ", ".join(line for line, one in VERSIONS.items() if one.has_engines)
+        return [f"target.version: {version.line} has no trtllm-build; versions that do: {have}"]
+    if architecture in FAMILIES:
+        since = load_family(architecture).tensorrt_llm
+        if since is None:
+            return [f"{architecture}: no version of TensorRT-LLM with engines has it"]
+        if _number(since) > _number(version.line):
+            return [
+                f"target.version: {version.line} does not have {architecture}; it came with {since}"
+            ]
+    if architecture not in KNOWN_FIELDS:
+        return []
+    return list(parse(config.to_json(), version.line).problems)
+
+
+def _layout_reasons(config: CheckpointConfig, options: TensorrtLlmTarget) -> list[str]:
+    """Return why packed weights are not what the kernels of this version read on this GPU."""
+    if config.layout is None:
+        return []
+    hopper = "sm90-1.x" if _number(options.version) >= (1, 0) else "sm90"
+    wanted = hopper if _capability(options) == 90 else "sm80"
+    if config.layout == wanted:
+        return []
+    return [
+        f"quantization.layout: {config.layout}, compute capability {_capability(options)} of"
+        f" TensorRT-LLM {options.version} reads {wanted}"
+    ]
+
+
+def _number(line: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in line.split("."))

@@ -1,0 +1,81 @@
+"""`llmc targets`: what each target is made of, and which quantizations it has on which GPUs."""
+
+from typing import Annotated, Any
+
+import typer
+
+
+def targets(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what each target is made of, and which quantizations it has.
+
+    TensorRT-LLM by version, with the containers that build and serve; what no source says is
+    unknown.
+
+    Examples:
+
+    llmc targets
+
+    llmc targets --json
+    """
+    from llmc.cli.render import print_json, print_section
+
+    found = describe()
+    if as_json:
+        print_json(found)
+        return
+    for title, rows in found.items():
+        shown = {name: "unknown" if value is None else value for name, value in rows.items()}
+        print_section(title, shown)
+
+
+def describe() -> dict[str, dict[str, Any]]:
+    """Return the table as plain data: title → fact → value, None where it is unknown."""
+    from llmc.builders.targets import tensorrt_capabilities as rtx
+    from llmc.quant import FORMATS
+
+    found: dict[str, dict[str, Any]] = {
+        "cpu": {"runs on": "x86-64", "quantizations": [*FORMATS], "KV cache": ["INT8", "FP8"]}
+    }
+    for group in rtx.CLASSES:
+        taken = {name for table in (rtx.REFUSED, rtx.EMULATED) for name in table}
+        taken = {
+            name
+            for name in taken
+            if group[0] in rtx.REFUSED.get(name, {}) or group[0] in rtx.EMULATED.get(name, {})
+        }
+        found[f"tensorrt-rtx {' and '.join(map(str, group))}"] = {
+            "runs on": f"compute capability {' and '.join(map(str, group))}",
+            "quantizations": [name for name in FORMATS if name not in taken],
+            "KV cache": [],
+        }
+    return found | _tensorrt_llm()
+
+
+def _tensorrt_llm() -> dict[str, dict[str, Any]]:
+    from llmc.builders.targets.tensorrt_llm.quantizations import KV_CACHE, WEIGHTS
+    from llmc.builders.targets.tensorrt_llm.versions import VERSIONS
+
+    found = {}
+    for line, version in VERSIONS.items():
+        title = f"tensorrt-llm {line}{'' if version.has_engines else ' and later'}"
+        found[title] = {
+            "release": version.release,
+            "reads": "checkpoints" if version.has_engines else "Hugging Face models",
+            "container": version.container,
+            "Triton's container": version.triton_container,
+            "python": version.python,
+            "cuda": version.cuda,
+            "tensorrt": version.tensorrt,
+            "torch": version.torch,
+            "driver": version.driver,
+            "Triton's models": [*version.repository],
+            "quantizations": [
+                f"{name} ({one.where()})" for name, one in WEIGHTS.items() if line in one.lines
+            ],
+            "KV cache": [
+                f"{name} ({one.where()})" for name, one in KV_CACHE.items() if line in one.lines
+            ],
+        }
+    return found

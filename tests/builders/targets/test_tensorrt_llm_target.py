@@ -1,0 +1,187 @@
+"""The target `tensorrt-llm` without a GPU: what it refuses, and the job it hands over."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llmc.builders import pipeline
+from llmc.builders.targets import BuildLimits
+from llmc.builders.targets.tensorrt_llm import unsupported
+from llmc.builders.targets.tensorrt_llm.memory import GIB, kv_block_bytes, num_kv_blocks
+from llmc.checkpoint import CheckpointConfig, Quantization
+from llmc.cli.targets import describe
+from llmc.errors import UnsupportedError
+from llmc.log import NullProgress
+from llmc.mapping import Mapping
+from llmc.recipes.loader import load_recipe, parse_set
+from llmc.recipes.tensorrt_llm import TensorrtLlmTarget
+from tests.builders.tiny_hf import write_model
+
+GOLDENS = Path(__file__).parents[2] / "goldens" / "checkpoints"
+LIMITS = BuildLimits(
+    max_batch_size=4, max_num_tokens=256, max_input_len=128, max_seq_len=256, tokens_per_block=32
+)
+
+
+def reasons(
+    quantization: Quantization | None = None,
+    mapping: Mapping | None = None,
+    limits: BuildLimits = LIMITS,
+    golden: str = "llama",
+    **settings: Any,
+) -> list[str]:
+    data = json.loads((GOLDENS / f"{golden}.json").read_text(encoding="utf-8"))["config"]
+    read = CheckpointConfig.from_json(data)
+    config = CheckpointConfig(
+        arch=read.arch,
+        dtype="float16",
+        mapping=mapping or Mapping(),
+        quantization=quantization or Quantization(),
+    )
+    target = TensorrtLlmTarget.model_validate({"kind": "tensorrt-llm", **settings})
+    return unsupported(config, limits, target)
+
+
+FP8 = Quantization.of("FP8")
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, None),
+        ({"version": "1.3"}, "versions that do: 0.21, 1.0, 1.1, 1.2"),
+        ({"gpu": "H200X"}, "target.gpu: 'H200X', expected one of A10,"),
+        ({"workers": 2}, "target.workers: more than there are ranks"),
+        ({"plugins": {"gpt_attention_plugin": "none"}}, "gpt_attention_plugin: off"),
+        ({"plugins": {"remove_input_padding": False}}, "remove_input_padding: off"),
+        ({"plugins": {"gemm_plugin": "fp8"}}, "gemm_plugin: fp8, and the weights are not FP8"),
+        ({"plugins": {"gemm_plugin": "bfloat16"}}, "another dtype than the checkpoint's"),
+        ({"plugins": {"use_fp8_context_fmha": True}, "quantization": FP8}, "KV cache is not FP8"),
+        ({"plugins": {"low_latency_gemm_plugin": "fp8"}}, "weights are not FP8"),
+        ({"plugins": {"reduce_fusion": True}}, "reduce_fusion: on, and is for tp above 1"),
+        ({"plugins": {"norm_quant_fusion": True}}, "norm_quant_fusion: on"),
+        ({"plugins": {"pp_reduce_scatter": True}}, "MixtralForCausalLM alone"),
+        ({"plugins": {"nccl_plugin": "none"}, "mapping": Mapping(tp_size=2)}, "several ranks"),
+        ({"gpu": "A100-80GB", "quantization": FP8}, "it runs from 89"),
+        ({"quantization": Quantization(kv_cache_quant_algo="INT8"), "gpu": "B200"}, "INT8, which"),
+        ({"gpu_memory_gib": 0.0005}, "rank 0 needs at least"),
+    ],
+)
+def test_each_constraint_is_one_line(asked: dict[str, Any], expected: str | None) -> None:
+    found = reasons(**asked)
+    assert len(found) == (expected is not None), found
+    assert expected is None or expected in found[0]
+
+
+def test_documented_number_of_kv_blocks() -> None:
+    """docs/source/legacy/reference/memory.md: 70.48 GiB free, 0.9, 64 tokens of 256 KiB."""
+    block = kv_block_bytes(
+        num_layers=32, num_kv_heads=16, head_size=128, tokens=64, element_bytes=2
+    )
+    assert block == 64 * 256 * 1024
+    blocks = num_kv_blocks(70.48 * GIB, 0.9, block)
+    assert blocks == 4060
+    assert blocks * 64 == 259_840
+    assert round(blocks * block / GIB, 2) == 63.44
+
+
+def test_targets_has_every_version() -> None:
+    found = describe()
+    assert [name for name in found if name.startswith("tensorrt-llm")] == [
+        *(f"tensorrt-llm {line}" for line in ("0.21", "1.0", "1.1", "1.2")),
+        "tensorrt-llm 1.3 and later",
+    ]
+    assert "FP8 (from 89)" in found["tensorrt-llm 1.2"]["quantizations"]
+    assert "W8A16" not in str(found["tensorrt-llm 1.3 and later"]["quantizations"])
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tensorrt_llm")
+    write_model(root / "model", hidden_size=128)
+    recipe = recipe_of(root / "model", "target.workers=2", "mapping.tp=2")
+    pipeline.build(
+        recipe, root / "out", until="engine", progress=NullProgress(), report=lambda _: None
+    )
+    return root / "out"
+
+
+def recipe_of(model: Path, *settings: str) -> Any:
+    fixed = (f"model={model}", "target.kind=tensorrt-llm", "target.compute_capability=90")
+    limits = ("build.max_batch_size=4", "build.max_num_tokens=64", "dtype=float16")
+    return load_recipe(None, [parse_set(text) for text in (*fixed, *limits, *settings)])
+
+
+def run_script(built: Path, tmp_path: Path, *, version: str, capability: str) -> Any:
+    """Run build.sh where the tools of a GPU host are stand-ins that say what they are told."""
+    tools = {
+        "python3": f"echo {version}",
+        "nvidia-smi": f"printf 'NVIDIA H100, {capability}\\nNVIDIA H100, {capability}\\n'",
+        "trtllm-build": 'printf "%s\\n" "$@" >"$LOG"; while [ "$1" != --output_dir ]; do shift;'
+        ' done; mkdir -p "$2"',
+    }
+    (tmp_path / "bin").mkdir()
+    for name, body in tools.items():
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
+        path.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "LOG": str(tmp_path / "log"),
+    }
+    command = [built / "gpu_build" / "build.sh", built / "checkpoint", tmp_path / "engine"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_job_builds_what_the_recipe_says(built: Path, tmp_path: Path) -> None:
+    assert not (built / "engine").exists()
+    done = run_script(built, tmp_path, version="1.2.1", capability="9.0")
+    assert done.returncode == 0, done.stderr
+    words = (tmp_path / "log").read_text(encoding="utf-8").split("\n")
+    given = dict(zip(words[:-1:2], words[1::2], strict=True))
+    assert given["--workers"] == "2" and given["--max_num_tokens"] == "64"
+    assert given["--checkpoint_dir"] == str(built / "checkpoint")
+    stamp = json.loads((tmp_path / "engine" / "build.json").read_text(encoding="utf-8"))
+    assert stamp == {
+        "tensorrt_llm": "1.2.1",
+        "gpu": "NVIDIA H100",
+        "compute_capability": 90,
+    }
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "expected"),
+    [("1.1.0", "9.0", "TensorRT-LLM 1.1.0, expected 1.2"), ("1.2.1", "8.9", "is for 90")],
+)
+def test_job_stops_on_another_machine(
+    built: Path, tmp_path: Path, version: str, capability: str, expected: str
+) -> None:
+    done = run_script(built, tmp_path, version=version, capability=capability)
+    assert done.returncode == 5 and expected in done.stderr
+    assert not (tmp_path / "engine").exists() and not (tmp_path / "log").exists()
+
+
+def test_jobs_are_yaml_that_run_the_script(built: Path) -> None:
+    job = built / "gpu_build"
+    github = yaml.safe_load((job / "github-actions.yml").read_text(encoding="utf-8"))
+    gitlab = yaml.safe_load((job / "gitlab-ci.yml").read_text(encoding="utf-8"))
+    run = "bash out/gpu_build/build.sh out/checkpoint out/engine"
+    assert run in [step.get("run") for step in github["jobs"]["engine"]["steps"]]
+    assert gitlab["engine"]["script"] == [run]
+    image = "nvcr.io/nvidia/tensorrt-llm/release:1.2.1"
+    assert github["jobs"]["engine"]["container"]["image"] == image
+    assert gitlab["engine"]["image"]["name"] == image
+
+
+def test_nothing_is_written_of_a_build_that_would_fail(built: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(built.parent / "model", "quantization.algo=FP8", "target.gpu=A10")
+    with pytest.raises(UnsupportedError, match="it runs from 89"):
+        pipeline.build(
+            recipe, tmp_path, until="engine", progress=NullProgress(), report=lambda _: None
+        )
+    assert not any(tmp_path.iterdir())
