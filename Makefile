@@ -50,6 +50,7 @@ check: lint test
 docs: install
 	$(BIN)/python -m llmc.cli.reference docs/cli.md
 	$(BIN)/python -m llmc.cli.families docs/families.md
+	$(BIN)/python -m llmc.cli.recipe_from_command docs/migrate.md
 
 install venv: $(VENV)/.installed
 

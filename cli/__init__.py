@@ -10,6 +10,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "refit": ("refit", "Give plans that were built without weights those of a checkpoint."),
     "serve": ("serve", "Serve a Triton repository with tritonserver."),
     "repo lint": ("repo_lint", "Find the mistakes in a Triton repository, one line each."),
+    "recipe from-command": (
+        "recipe_from_command",
+        "Turn command lines of TensorRT-LLM's tools into a recipe.",
+    ),
     "deploy": ("deploy", "Write scripts and manifests that serve it on other machines."),
     "generate": ("generate", "Stream one answer from a running server."),
     "chat": ("chat", "Chat with a running server."),
@@ -21,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Command → (module in llmc.cli, which exports a function of the same name; one-line help)."""
 
 GROUPS: dict[str, str] = {
+    "recipe": "Recipes.",
     "repo": "Triton repositories, llmc's own and others'.",
 }
 """First word of the commands that have two → what they are about."""

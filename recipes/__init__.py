@@ -4,6 +4,8 @@
 |---|---|
 | schema | `Recipe` and its parts: every field, its default and its description |
 | loader | YAML file or preset, `--set` and flags → `Recipe`; the resolved recipe back to YAML |
+| migration | flags of TensorRT-LLM's tools, and the fields that say the same |
+| commands | old command lines → what a recipe would say |
 """
 
 PRESETS: dict[str, str] = {

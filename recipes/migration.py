@@ -1,0 +1,265 @@
+"""Flags of TensorRT-LLM's tools and the recipe fields that say the same.
+
+A flag without a field is here too, with the reason: none is dropped in silence.
+
+Source: NVIDIA TensorRT-LLM 0.17.0.dev2024121700, examples/llama/convert_checkpoint.py,
+examples/quantization/quantize.py, tensorrt_llm/commands/build.py and plugin/plugin.py; the plugin
+fields up to 1.2; tensorrtllm_backend v0.19.0, tools/fill_template.py and docs/model_config.md.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Takes = Literal["none", "one", "maybe", "many"]
+"""How many values follow a flag; maybe: none or one."""
+
+NOT_SAID = object()
+"""A value that leaves the recipe's field at its default."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One flag. Either `field`, or a `note` that says why there is none.
+
+    `values` translates spellings; others are read as YAML. A flag that takes nothing sets `value`.
+    """
+
+    names: tuple[str, ...]
+    field: str | None = None
+    note: str = ""
+    takes: Takes = "one"
+    value: Any = True
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def _same(field: str, *names: str, **values: Any) -> Flag:
+    return Flag(names=names, field=field, values=values)
+
+
+def _none(note: str, *names: str, takes: Takes = "one") -> tuple[Flag, ...]:
+    return tuple(Flag(names=(name,), note=note, takes=takes) for name in names)
+
+
+def _switch(field: str, name: str, value: Any = True, note: str = "") -> Flag:
+    return Flag(names=(name,), field=field, takes="none", value=value, note=note)
+
+
+_UNSET: dict[str, Any] = {"-1": NOT_SAID}
+_DTYPE = Flag(names=("--dtype",), field="dtype", values={"auto": NOT_SAID})
+_CP = _none("llmc does not split contexts", "--cp_size")
+_READ = "read from the checkpoint's config.json"
+_OUTPUT = "`llmc build --output`"
+_LOG = "`llmc --log-level`"
+_WORKERS = "`llmc build --workers`"
+_NO_SPECULATION = "llmc has no draft models"
+_ALGO = "quantization.algo"
+
+CONVERT_CHECKPOINT: tuple[Flag, ...] = (
+    _same("model", "--model_dir"),
+    *_none("convert Meta's checkpoint to Hugging Face's first", "--meta_ckpt_dir"),
+    _same("mapping.tp", "--tp_size"),
+    _same("mapping.pp", "--pp_size"),
+    Flag(names=("--moe_tp_size",), field="mapping.moe_tp", values=_UNSET),
+    Flag(names=("--moe_ep_size",), field="mapping.moe_ep", values=_UNSET),
+    *_CP,
+    _DTYPE,
+    *_none(_READ, "--vocab_size", "--n_positions", "--n_layer", "--n_head", "--n_kv_head"),
+    *_none(_READ, "--n_embd", "--inter_size", "--multiple_of", "--ffn_dim_multiplier"),
+    *_none(_READ, "--rms_norm_eps", "--hidden_act", "--rotary_base"),
+    *_none(_READ, "--moe_num_experts", "--moe_top_k", "--moe_renorm_mode"),
+    _switch(_ALGO, "--use_weight_only", "W8A16", "W8A16 unless --weight_only_precision says more"),
+    Flag(
+        names=("--weight_only_precision",),
+        field=_ALGO,
+        takes="maybe",
+        values={
+            "int8": "W8A16",
+            "int4": "W4A16",
+            "int4_gptq": "W4A16_GPTQ",
+            "int4_awq": "W4A16_AWQ",
+        },
+        note="with --use_weight_only only",
+    ),
+    *_none("the target chooses its kernels", "--disable_weight_only_quant_plugin", takes="none"),
+    Flag(
+        names=("--smoothquant", "-sq"),
+        field="quantization.alpha",
+        note="also sets quantization.algo, by --per_channel and --per_token",
+    ),
+    *_none("quantization.algo W8A8_SQ_…, with --smoothquant", "--per_channel", takes="none"),
+    *_none("quantization.algo W8A8_SQ_…, with --smoothquant", "--per_token", takes="none"),
+    *_none("QServe's formats are not llmc's", "--use_qserve", "--per_group", takes="none"),
+    _switch("quantization.kv_cache", "--int8_kv_cache", "INT8"),
+    _switch("quantization.kv_cache", "--fp8_kv_cache", "FP8"),
+    _switch(_ALGO, "--use_fp8", "FP8"),
+    _switch(_ALGO, "--use_fp8_rowwise", "FP8_PER_CHANNEL_PER_TOKEN"),
+    *_none("Meta's recipe is not llmc's", "--use_meta_fp8_rowwise_recipe", takes="none"),
+    *_none("give the quantized checkpoint as model", "--quant_ckpt_path"),
+    _same("quantization.group_size", "--group_size"),
+    *_none("files of text: quantization.calibration.data", "--calib_dataset"),
+    _same("quantization.calibration.samples", "--calib_size"),
+    _same("quantization.calibration.max_tokens", "--calib_max_seq_length"),
+    _switch("mapping.use_parallel_embedding", "--use_parallel_embedding"),
+    _same("mapping.embedding_sharding_dim", "--embedding_sharding_dim"),
+    *_none("shards are always streamed", "--load_by_shard", takes="none"),
+    *_none("`llmc build --until checkpoint` writes all of it", "--save_config_only", takes="none"),
+    *_none("KV heads are shared by ranks as needed", "--remove_duplicated_kv_heads", takes="none"),
+    *_none(_OUTPUT, "--output_dir"),
+    *_none(_WORKERS, "--workers"),
+    *_none(_LOG, "--log_level"),
+)
+
+QUANTIZE: tuple[Flag, ...] = (
+    _same("model", "--model_dir"),
+    *_none("NeMo checkpoints: export to Hugging Face first", "--nemo_ckpt_path", "--decoder_type"),
+    *_none("calibration needs no GPU", "--device", "--calib_tp_size", "--calib_pp_size"),
+    _DTYPE,
+    Flag(
+        names=("--qformat",),
+        field=_ALGO,
+        values={
+            "fp8": "FP8",
+            "fp8_pc_pt": "FP8_PER_CHANNEL_PER_TOKEN",
+            "int8_sq": "W8A8_SQ_PER_CHANNEL",
+            "int4_awq": "W4A16_AWQ",
+            "w4a8_awq": "W4A8_AWQ",
+            "int8_wo": "W8A16",
+            "int4_wo": "W4A16",
+            "nvfp4": "NVFP4",
+            "full_prec": NOT_SAID,
+        },
+    ),
+    Flag(
+        names=("--kv_cache_dtype",),
+        field="quantization.kv_cache",
+        values={"int8": "INT8", "fp8": "FP8"},
+    ),
+    _same("quantization.group_size", "--awq_block_size"),
+    *_none("files of text: quantization.calibration.data", "--calib_dataset"),
+    _same("quantization.calibration.samples", "--calib_size"),
+    _same("quantization.calibration.max_tokens", "--calib_max_seq_length"),
+    *_none("llmc needs none", "--seed"),
+    *_none("llmc chooses it", "--batch_size"),
+    *_none("quantization.calibration.max_tokens bounds it", "--tokenizer_max_seq_length"),
+    _same("mapping.tp", "--tp_size"),
+    _same("mapping.pp", "--pp_size"),
+    *_CP,
+    *_none(_NO_SPECULATION, "--num_medusa_heads", "--num_medusa_layers", "--max_draft_len"),
+    *_none(_NO_SPECULATION, "--medusa_hidden_act", "--medusa_model_dir"),
+    *_none(_NO_SPECULATION, "--quant_medusa_head", takes="none"),
+    *_none("quantization.algo auto, with quantization.candidates", "--autoq_format"),
+    Flag(
+        names=("--auto_quantize_bits",),
+        field="quantization.target_bits",
+        note="also sets quantization.algo to auto",
+    ),
+    *_none(_OUTPUT, "--output_dir"),
+)
+
+_FUSED = "llmc fuses by itself; the target chooses its kernels"
+
+BUILD: tuple[Flag, ...] = (
+    *_none("one recipe does both: model is the Hugging Face directory", "--checkpoint_dir"),
+    *_none("set the fields themselves", "--model_config", "--build_config"),
+    *_none("families are in llmc/builders/families", "--model_cls_file", "--model_cls_name"),
+    *_none(_OUTPUT, "--output_dir"),
+    _same("build.max_batch_size", "--max_batch_size"),
+    _same("build.max_input_len", "--max_input_len"),
+    Flag(names=("--max_seq_len", "--max_decoder_seq_len"), field="build.max_seq_len"),
+    _same("build.max_num_tokens", "--max_num_tokens"),
+    Flag(names=("--tokens_per_block",), field="build.plugins.tokens_per_block"),
+    *_none("llmc has no beams", "--max_beam_width"),
+    *_none("profiles are the target's", "--opt_num_tokens", "--multiple_profiles"),
+    *_none("llmc builds decoders alone", "--max_encoder_input_len"),
+    *_none(
+        "llmc has no prompt tables", "--max_prompt_embedding_table_size", "--max_multimodal_len"
+    ),
+    *_none("the KV cache is always paged", "--kv_cache_type", "--paged_kv_cache", "--paged_state"),
+    *_none("the target keeps its own", "--input_timing_cache", "--output_timing_cache"),
+    *_none("for debugging TensorRT", "--profiling_verbosity"),
+    *_none("for debugging TensorRT", "--enable_debug_output", "--visualize_network", takes="none"),
+    *_none("for debugging TensorRT", "--dry_run", "--monitor_memory", takes="none"),
+    *_none("target.weights: refit, target tensorrt-rtx", "--strip_plan", takes="none"),
+    *_none("llmc has no sparse weights", "--weight_sparsity", takes="none"),
+    *_none("llmc does not stream weights", "--weight_streaming", takes="none"),
+    *_none("target.weights: refit, target tensorrt-rtx", "--fast_build", takes="none"),
+    *_none(_WORKERS, "--workers"),
+    *_none(_LOG, "--log_level"),
+    *_none("logits are float32", "--logits_dtype"),
+    *_none("logits are not returned", "--gather_context_logits", takes="none"),
+    *_none("logits are not returned", "--gather_generation_logits", takes="none"),
+    *_none("logits are not returned", "--gather_all_token_logits", takes="none"),
+    *_none("llmc has no adapters", "--lora_dir", "--lora_target_modules", takes="many"),
+    *_none("llmc has no adapters", "--lora_ckpt_source", "--max_lora_rank", "--lora_plugin"),
+    *_none("llmc has no adapters", "--dora_plugin"),
+    *_none(_NO_SPECULATION, "--speculative_decoding_mode", "--max_draft_len"),
+    *_none("mapping.tp and mapping.pp", "--auto_parallel", "--gpus_per_node", "--cluster_key"),
+    *_none(_FUSED, "--bert_attention_plugin", "--gpt_attention_plugin", "--gemm_plugin"),
+    *_none(_FUSED, "--gemm_swiglu_plugin", "--low_latency_gemm_plugin"),
+    *_none(_FUSED, "--low_latency_gemm_swiglu_plugin", "--fp8_rowwise_gemm_plugin"),
+    *_none(_FUSED, "--qserve_gemm_plugin", "--nccl_plugin", "--moe_plugin"),
+    *_none(_FUSED, "--mamba_conv1d_plugin", "--gemm_allreduce_plugin", "--context_fmha"),
+    *_none(_FUSED, "--bert_context_fmha_fp32_acc", "--remove_input_padding"),
+    *_none(_FUSED, "--norm_quant_fusion", "--reduce_fusion", "--user_buffer"),
+    *_none(_FUSED, "--use_paged_context_fmha", "--use_fp8_context_fmha", "--fuse_fp4_quant"),
+    *_none(_FUSED, "--use_fused_mlp", "--pp_reduce_scatter"),
+    *_none("llmc has no StreamingLLM cache", "--streamingllm"),
+)
+
+_BOOLEANS: dict[str, Any] = {"True": True, "False": False}
+_SERVED = (
+    *("preprocessing_instance_count", "postprocessing_instance_count", "bls_instance_count"),
+    *("max_queue_delay_microseconds", "max_queue_size", "max_tokens_in_paged_kv_cache"),
+    *("kv_cache_free_gpu_mem_fraction", "batch_scheduler_policy"),
+    *("enable_chunked_context", "enable_kv_cache_reuse", "exclude_input_in_output"),
+    *("cancellation_check_period_ms", "stats_check_period_ms"),
+    *("add_special_tokens", "skip_special_tokens"),
+)
+"""Placeholders that are named as their field of `serve`."""
+
+_GPU_EXECUTOR = "a setting of TensorRT-LLM's executor for GPUs"
+_LORA = "llmc has no adapters"
+_VISION = "llmc builds text models"
+
+FILL_TEMPLATE: tuple[Flag, ...] = (
+    Flag(names=("triton_max_batch_size",), field="serve.max_batch_size"),
+    Flag(names=("decoupled_mode",), field="serve.decoupled", values=_BOOLEANS),
+    *(Flag(names=(name,), field=f"serve.{name}", values=_BOOLEANS) for name in _SERVED),
+    *_none("the engine has its tokenizer with it", "tokenizer_dir"),
+    *_none("the repository lies beside its engine", "engine_dir"),
+    *_none("python, with llmc's runtime", "triton_backend"),
+    *_none("batches are always in flight", "batching_strategy"),
+    *_none("the engine's", "logits_datatype"),
+    *_none("text arrives whole characters at a time", "accumulate_tokens"),
+    *_none("the model is called tensorrt_llm", "tensorrt_llm_model_name"),
+    *_none("serve.launch_mode orchestrator starts its ranks", "participant_ids", "num_nodes"),
+    *_none("llmc has no beams", "max_beam_width"),
+    *_none(_NO_SPECULATION, "tensorrt_llm_draft_model_name", "medusa_choices", "eagle_choices"),
+    *_none(_NO_SPECULATION, "lookahead_window_size", "lookahead_ngram_size"),
+    *_none(_NO_SPECULATION, "lookahead_verification_set_size", "speculative_decoding_fast_logits"),
+    *_none("by the request's own parameters", "decoding_mode", "normalize_log_probs"),
+    *_none(_LORA, "lora_cache_optimal_adapter_size", "lora_cache_max_adapter_size"),
+    *_none(_LORA, "lora_cache_gpu_memory_fraction", "lora_cache_host_memory_bytes"),
+    *_none(_LORA, "lora_prefetch_dir"),
+    *_none(
+        "llmc has no guided decoding", "guided_decoding_backend", "xgrammar_tokenizer_info_path"
+    ),
+    *_none(_VISION, "encoder_engine_dir", "cross_kv_cache_fraction", "multimodal_model_path"),
+    *_none(_VISION, "multimodal_encoders_name", "max_num_images"),
+    *_none(_VISION, "encoder_input_features_data_type", "prompt_embedding_table_data_type"),
+    *_none("the model's own windows", "max_attention_window_size", "sink_token_length"),
+    *_none(_GPU_EXECUTOR, "kv_cache_host_memory_bytes", "kv_cache_onboard_blocks"),
+    *_none(_GPU_EXECUTOR, "gpu_device_ids", "gpu_weights_percent", "multi_block_mode"),
+    *_none(_GPU_EXECUTOR, "enable_context_fmha_fp32_acc", "enable_trt_overlap"),
+    *_none(_GPU_EXECUTOR, "cuda_graph_mode", "cuda_graph_cache_size"),
+    *_none(_GPU_EXECUTOR, "iter_stats_max_iterations", "request_stats_max_iterations"),
+)
+
+TOOLS: dict[str, tuple[Flag, ...]] = {
+    "convert_checkpoint.py": CONVERT_CHECKPOINT,
+    "quantize.py": QUANTIZE,
+    "trtllm-build": BUILD,
+    "fill_template.py": FILL_TEMPLATE,
+}
+"""Program → its flags; of fill_template.py its placeholders."""
