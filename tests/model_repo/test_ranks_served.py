@@ -8,8 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -32,6 +32,13 @@ MAPPINGS: dict[str, dict[str, int]] = {
     "pp2": {"pp": 2},
     "tp2pp2": {"tp": 2, "pp": 2},
 }
+"""Of a Llama, built through the library."""
+EXPERTS: dict[str, tuple[str, ...]] = {
+    "ep2": ("--tp", "2", "--moe-ep", "2"),
+    "tp2ep2": ("--tp", "4", "--moe-ep", "2"),
+}
+"""Of a Mixtral, built by the command line with these flags."""
+WORLDS = {"tp2": 2, "tp4": 4, "pp2": 2, "tp2pp2": 4, "ep2": 2, "tp2ep2": 4}
 HEADS: dict[str, int] = {
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
@@ -41,6 +48,7 @@ PROMPTS = ("the quick brown fox", "naïve 🙂" * 20, "a")
 MAX_TOKENS = 24
 
 Build = Callable[[str], Path]
+Expected = Callable[[str], list[list[str]]]
 
 
 @pytest.fixture(scope="module")
@@ -50,23 +58,52 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Build:
     root = tmp_path_factory.mktemp("ranks")
 
     def output(name: str) -> Path:
-        if not (root / name).exists():
+        if (root / name).exists():
+            pass
+        elif name in EXPERTS or name == "experts":
+            build_experts(root, name, *EXPERTS.get(name, ()))
+        else:
             build_engine(root / name, mapping=MAPPINGS.get(name), gate=False, **HEADS)
         return root / name
 
     return output
 
 
+def build_experts(root: Path, name: str, *flags: str) -> None:
+    """Run `llmc build` with `flags` on a tiny Mixtral: engines, gate, a repository to serve."""
+    model = root / "mixtral"
+    if not model.exists():
+        tokenizer, case = byte_level(), CASES["mixtral"]
+        sizes = {
+            "vocab_size": tokenizer.get_vocab_size(),
+            "max_position_embeddings": MAX_SEQ_LEN,
+        }
+        dataclasses.replace(case, sizes=case.sizes | sizes).model().save_pretrained(model)
+        save(tokenizer, model)
+        (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
+    limit = f"serve.max_tokens_in_paged_kv_cache={32 * MAX_SEQ_LEN}"
+    command = [sys.executable, "-m", "llmc.cli.main", "build", str(model), "-o", str(root / name)]
+    done = subprocess.run(
+        [*command, "--dtype", "float32", "--set", limit, *flags],
+        env=os.environ | {"LLMC_CACHE": str(root / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
-def expected(outputs: Build) -> list[list[str]]:
-    """Return the pieces of each prompt's stream from one rank, in this process."""
-    return of_one_rank(outputs("whole") / "engine")
-
-
-def of_one_rank(engine_dir: Path) -> list[list[str]]:
+def expected(outputs: Build) -> Expected:
+    """Return, for a mapping, the pieces of each prompt's stream from one rank in this process."""
     config = ExecutorConfig(kv=KvCacheConfig(max_tokens=4 * MAX_SEQ_LEN))
-    with open_session(engine_dir, config) as session:
-        return [list(session.generate(prompt, max_tokens=MAX_TOKENS)) for prompt in PROMPTS]
+
+    @cache
+    def of_one_rank(name: str) -> list[list[str]]:
+        with open_session(outputs(name) / "engine", config) as session:
+            return [list(session.generate(prompt, max_tokens=MAX_TOKENS)) for prompt in PROMPTS]
+
+    return lambda name: of_one_rank("experts" if name in EXPERTS else "whole")
 
 
 def streams(served: Served, model: str) -> list[list[str]]:
@@ -88,59 +125,31 @@ def num_ranks(served: Served) -> int:
     return sum("llmc.runtime.rank " in line for line in lines)
 
 
-@pytest.mark.parametrize("name", MAPPINGS)
-def test_leader(outputs: Build, expected: list[list[str]], tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", WORLDS)
+def test_leader(outputs: Build, expected: Expected, tmp_path: Path, name: str) -> None:
     """Each rank has a server; rank 0's answers."""
     output = outputs(name)
     emit(output, launch_mode="leader")
     with serve(output, tmp_path / "cache") as served:
-        assert streams(served, "ensemble") == expected
-        assert streams(served, "tensorrt_llm_bls") == expected
+        assert streams(served, "ensemble") == expected(name)
+        assert streams(served, "tensorrt_llm_bls") == expected(name)
         assert num_ranks(served) == 0
     assert served.process.returncode == 0, served.process.explain()
 
 
-def write_mixtral(directory: Path) -> Path:
-    """Write a tiny Mixtral whose tokenizer knows every byte; nothing it says ends early."""
-    tokenizer, case = byte_level(), CASES["mixtral"]
-    sizes = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": MAX_SEQ_LEN}
-    dataclasses.replace(case, sizes=case.sizes | sizes).model().save_pretrained(directory)
-    save(tokenizer, directory)
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
-    return directory
-
-
-def test_expert_parallel_from_the_command_line(tmp_path: Path) -> None:
-    """`llmc build --tp 2 --moe-ep 2` of a Mixtral: its repository, served as it was written."""
-    mpirun()
-    model = write_mixtral(tmp_path / "mixtral")
-    limit = f"serve.max_tokens_in_paged_kv_cache={32 * MAX_SEQ_LEN}"
-    ranks: dict[str, list[str]] = {"one": [], "ep2": ["--tp", "2", "--moe-ep", "2"]}
-    for name, flags in ranks.items():
-        command = [sys.executable, "-m", "llmc.cli.main", "build", str(model)]
-        command += ["-o", str(tmp_path / name), "--dtype", "float32", "--set", limit, *flags]
-        environment = os.environ | {"LLMC_CACHE": str(tmp_path / "cache")}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-    with serve(tmp_path / "ep2", tmp_path / "cache") as served:
-        assert streams(served, "ensemble") == of_one_rank(tmp_path / "one" / "engine")
-    assert served.process.returncode == 0, served.process.explain()
-
-
-@pytest.fixture(scope="module")
-def orchestrated(outputs: Build, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One server with a model of each mapping: 2 + 4 + 2 + 4 ranks that its models start."""
-    output = outputs("tp2")
+@pytest.fixture(scope="module", params=[MAPPINGS, EXPERTS], ids=["llama", "mixtral"])
+def orchestrated(
+    request: pytest.FixtureRequest, outputs: Build, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Served, list[str]]]:
+    """One server with a model of each mapping of a family, which starts its ranks; the mappings."""
+    first, *others = names = list(request.param)
+    output = outputs(first)
     repository = emit(output, launch_mode="orchestrator")
-    for name in MAPPINGS:
+    for name in others:
         copy_model(repository, "tensorrt_llm", f"tensorrt_llm_{name}", name, outputs)
         copy_model(repository, "tensorrt_llm_bls", f"bls_{name}", name, outputs)
-    shutil.rmtree(repository / "tensorrt_llm_tp2")
-    (repository / "bls_tp2" / CONFIG_FILE).write_text(
-        (repository / "bls_tp2" / CONFIG_FILE).read_text().replace("llm_tp2", "llm")
-    )
     with serve(output, tmp_path_factory.mktemp("cache")) as served:
-        yield served
+        yield served, names
     assert served.process.returncode == 0, served.process.explain()
 
 
@@ -160,11 +169,10 @@ def copy_model(repository: Path, old: str, new: str, mapping: str, outputs: Buil
     file.write_text(text)
 
 
-@pytest.mark.parametrize("name", MAPPINGS)
-def test_orchestrator(orchestrated: Served, expected: list[list[str]], name: str) -> None:
+def test_orchestrator(orchestrated: tuple[Served, list[str]], expected: Expected) -> None:
     """Several models of several ranks each, in one server."""
-    assert streams(orchestrated, f"bls_{name}") == expected
-    if name == "tp2":
-        assert streams(orchestrated, "ensemble") == expected
-    worlds: dict[str, Any] = {"tp2": 2, "tp4": 4, "pp2": 2, "tp2pp2": 4}
-    assert num_ranks(orchestrated) == sum(worlds.values())
+    served, (first, *others) = orchestrated
+    models = {"ensemble": first, "tensorrt_llm_bls": first} | {f"bls_{n}": n for n in others}
+    for model, name in models.items():
+        assert streams(served, model) == expected(name), model
+    assert num_ranks(served) == sum(WORLDS[name] for name in (first, *others))
