@@ -1,8 +1,8 @@
 """The recipe's variant for the target `tensorrt-llm`: which version, which GPU, which plugins."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from llmc.recipes.part import Part
 
@@ -61,13 +61,18 @@ class TensorrtLlmPlugins(Part):
     streamingllm: bool | None = Field(default=None, description="Attention sinks and a window.")
 
 
+def _as_written(value: object) -> object:
+    """Return the text of what YAML takes for a number: 1.2 without quotes is a version, too."""
+    return str(value) if isinstance(value, float) else value
+
+
 class TensorrtLlmTarget(Part):
     """Engines of TensorRT-LLM; built where it is installed, or by the job written for it."""
 
     kind: Literal["tensorrt-llm"]
-    version: Literal["0.21", "1.0", "1.1", "1.2", "1.3"] = Field(
-        default="1.2", description="Line of TensorRT-LLM that builds and serves."
-    )
+    version: Annotated[
+        Literal["0.21", "1.0", "1.1", "1.2", "1.3"], BeforeValidator(_as_written)
+    ] = Field(default="1.2", description="Line of TensorRT-LLM that builds and serves.")
     gpu: str | None = Field(
         default=None,
         description="GPU, e.g. H100-80GB: says compute capability and memory; none: those two do.",

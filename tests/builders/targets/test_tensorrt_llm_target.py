@@ -117,6 +117,12 @@ def recipe_of(model: Path, *settings: str) -> Any:
     return load_recipe(None, [parse_set(text) for text in (*fixed, *limits, *settings)])
 
 
+@pytest.mark.parametrize("version", ["0.21", "1.0", "1.2", "'1.3'"])
+def test_version_needs_no_quotes(version: str) -> None:
+    recipe = recipe_of(Path("model"), f"target.version={version}")
+    assert recipe.target.version == version.strip("'")
+
+
 def run_script(built: Path, tmp_path: Path, *, version: str, capability: str) -> Any:
     """Run build.sh where the tools of a GPU host are stand-ins that say what they are told."""
     tools = {
