@@ -7,7 +7,7 @@ out. Source: huggingface/transformers 5.24 models/deepseek_v3.
 from dataclasses import replace
 
 from llmc.arch import ModelArch
-from llmc.builders.families import deepseek_v2, llama
+from llmc.builders.families import deepseek_v2, latent, llama
 from llmc.builders.families.family import Family
 from llmc.builders.families.qwen2_moe import expert_rules
 from llmc.builders.families.rules import rename
@@ -16,7 +16,7 @@ from llmc.builders.hf.config import HfConfig
 
 def read_arch(config: HfConfig) -> ModelArch:
     """Return the architecture `config` describes; what cannot be converted becomes its reasons."""
-    fields = deepseek_v2.read_fields(config)
+    fields = latent.read_fields(config)
     config.expect("scoring_func", "sigmoid")
     config.expect("topk_method", "noaux_tc")
     for key in ("num_nextn_predict_layers", "num_mtp_layers"):
@@ -42,7 +42,7 @@ FAMILY = Family(
     layer_prefix="model.layers.{layer}.",
     rules=llama.RULES,
     layer_rules=llama.NORM_RULES
-    + deepseek_v2.ATTENTION_RULES
+    + latent.ATTENTION_RULES
     + expert_rules("mlp.shared_experts")
     + (rename("mlp.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),),
     # The one layer after the last of the 61 that released models have.

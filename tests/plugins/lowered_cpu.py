@@ -40,7 +40,7 @@ class LoweredCall:
             type=TYPES[op.type],
             input=places[op.inputs[0]],
             input2=places[op.inputs[1]] if len(op.inputs) > 1 else -1,
-            output=places[op.outputs[0]],
+            output=places[op.outputs[0]] if op.outputs else -1,
             flags=FLAG_GATED * op.gated,
         )
         found.dim[: len(op.dims)] = op.dims

@@ -10,7 +10,9 @@ import torch
 from llmc.plugins import graph, native
 from llmc.plugins.activation.cpu import NUMBERS
 from llmc.plugins.activation.spec import ACTIVATIONS
+from llmc.plugins.graph import OpCall
 from tests.plugins.kernels_cpu import INSTRUCTION_SETS, activated, run
+from tests.plugins.lowered_cpu import LoweredCall
 
 COLUMNS = (1, 7, 64, 577)
 # More rows than one task takes for the widest.
@@ -271,6 +273,51 @@ def test_position_embedding(instruction_set: str, type: str) -> None:
         batch=batch,
     )
     np.testing.assert_array_equal(found, hidden + table[positions].astype(np.float32))
+
+
+@every_set
+@every_count
+@pytest.mark.parametrize("start", (0, 3))
+def test_take_columns(instruction_set: str, count: int, start: int) -> None:
+    attrs = {"groups": 6, "group_size": 37, "start": start, "count": 34 - start}
+    call = OpCall(
+        plugin="take_columns", name="it", inputs=("x",), outputs=("y",), attrs=attrs, weights={}
+    )
+    x = draw(count, 6 * 37)
+    found = LoweredCall(call, {}, "float32")(instruction_set, x)
+    wanted = reference_of("take_columns").evaluate(torch.from_numpy(x), **attrs)
+    np.testing.assert_array_equal(found, wanted.numpy())
+
+
+LATENT = {"num_heads": 3, "nope_size": 24, "rope_size": 10, "value_size": 20}
+
+
+def latent_call(**changes: int) -> OpCall:
+    return OpCall(
+        plugin="mla_qkv",
+        name="it",
+        inputs=("q", "kv", "rope"),
+        outputs=("qkv",),
+        attrs=LATENT | changes,
+        weights={},
+    )
+
+
+@every_set
+@every_count
+@pytest.mark.parametrize("value_size", (20, 34))
+def test_mla_qkv(instruction_set: str, count: int, value_size: int) -> None:
+    """Values of fewer columns than keys, which zeros fill up, and of as many."""
+    call = latent_call(value_size=value_size)
+    inputs = [draw(count, columns) for columns in (3 * 34, 3 * (24 + value_size), 10)]
+    found = LoweredCall(call, {}, "float32")(instruction_set, *inputs)
+    wanted = reference_of("mla_qkv").evaluate(*map(torch.from_numpy, inputs), **call.attrs)
+    np.testing.assert_array_equal(found, wanted.numpy())
+
+
+def test_mla_qkv_says_which_values_are_too_wide() -> None:
+    (reason,) = graph.part("mla_qkv", "cpu").unsupported(latent_call(value_size=35))
+    assert reason == "it: 35 columns of v, expected at most 34, as of k"
 
 
 @every_set
