@@ -15,6 +15,7 @@ from llmc.builders.families.rules import Rows
 from llmc.builders.hf.reader import HfWeights
 from llmc.dtypes import numpy_dtype
 from llmc.errors import CheckpointError
+from llmc.quant import mxfp4
 
 _PIECE_BYTES = 8 << 20
 
@@ -27,16 +28,15 @@ def read_pieces(
     A vector's pieces are vectors. Raises: CheckpointError, with file, tensor and position, for a
     NaN, an infinity, or a value too large for the dtype.
     """
-    info = weights.infos[rows.source]
-    itemsize = numpy_dtype(info.dtype).itemsize
-    width = 1
-    if len(info.shape) > 1:
-        width = info.shape[-2] if rows.transposed else info.shape[-1]
-    wanted = range(*(columns or slice(None)).indices(width))
-    step = max(1, _PIECE_BYTES // (width * itemsize))
-    for start in range(rows.start, rows.stop, step):
-        block = range(start, min(start + step, rows.stop))
-        yield start - rows.start, _converted(weights, rows, block, wanted, dtype)
+    shape = _matrix_shape(weights, rows)
+    wanted = range(*(columns or slice(None)).indices(shape[-1]))
+    itemsize = numpy_dtype("float32" if rows.scales else weights.infos[rows.source].dtype).itemsize
+    # Rows that are skipped are read with the others.
+    most = max(1, _PIECE_BYTES // (shape[-1] * itemsize * rows.step))
+    done = 0
+    for block in _runs(rows.range, shape[-2] if rows.transposed else rows.stop, most):
+        yield done, _converted(weights, rows, block, wanted, dtype)
+        done += len(block)
 
 
 def read_rows(weights: HfWeights, rows: Rows, dtype: str) -> npt.NDArray[Any]:
@@ -44,21 +44,60 @@ def read_rows(weights: HfWeights, rows: Rows, dtype: str) -> npt.NDArray[Any]:
     return np.concatenate([piece for _, piece in read_pieces(weights, rows, dtype)])
 
 
+def _matrix_shape(weights: HfWeights, rows: Rows) -> tuple[int, ...]:
+    """Return the source's shape with rows in the last dimension but one, columns in the last."""
+    shape = weights.infos[rows.source].shape
+    if rows.vector:
+        return (*shape, 1)
+    if rows.scales:
+        return (*shape[:-2], shape[-2] * mxfp4.BLOCK)
+    return (*shape[:-2], shape[-1], shape[-2]) if rows.transposed else shape
+
+
+def _runs(whole: range, height: int, most: int) -> Iterator[range]:
+    """Cut `whole` into runs of at most `most`, each within one of the matrices of `height` rows."""
+    while whole:
+        border = (whole.start // height + 1) * height
+        end = min(most, len(range(whole.start, border, whole.step)))
+        yield whole[:end]
+        whole = whole[end:]
+
+
+def _read(weights: HfWeights, rows: Rows, block: range, columns: range) -> npt.NDArray[Any]:
+    """Return rows `block` of the source as they are, MXFP4 in float32."""
+    source, step, span = rows.source, rows.step, range(block[0], block[-1] + 1)
+    if rows.vector:
+        return weights.read_numbers(source, span.start, span.stop)[::step]
+    if rows.scales:
+        blocks, half = weights.infos[source].shape[-2:]
+        bounds = range(span.start * blocks, span.stop * blocks)
+        codes = weights.read_block(source, bounds, range(half)).reshape(-1, blocks, half)
+        scales = weights.read_block(rows.scales, span, range(blocks))
+        return mxfp4.decode(codes[::step], scales[::step])[:, columns.start : columns.stop]
+    if rows.transposed:
+        width, height = weights.infos[source].shape[-2:]
+        number, start = divmod(span.start, height)
+        across = range(number * width + columns.start, number * width + columns.stop)
+        down = range(start, start + len(span))
+        return weights.read_block(source, across, down)[:, ::step].T
+    return weights.read_block(source, span, columns)[::step]
+
+
 def _converted(
     weights: HfWeights, rows: Rows, block: range, columns: range, dtype: str
 ) -> npt.NDArray[Any]:
     """Return rows `block` of the source in `dtype`."""
-    if len(weights.infos[rows.source].shape) == 1:
-        values = weights.read_rows(rows.source, block.start, block.stop)
-    elif rows.transposed:
-        values = np.ascontiguousarray(weights.read_block(rows.source, columns, block).T)
-    else:
-        values = weights.read_block(rows.source, block, columns)
+    values = np.ascontiguousarray(_read(weights, rows, block, columns))
 
     def position(index: tuple[int, ...]) -> list[int]:
-        """Return where a value stands in the source."""
-        where = [index[0] + block.start, *(column + columns.start for column in index[1:])]
-        return where[::-1] if rows.transposed else where
+        """Return where a value stands in the source; in MXFP4, as if each had a place."""
+        shape = _matrix_shape(weights, rows)
+        column = columns[index[1]] if len(index) > 1 else 0
+        place = np.unravel_index(block[index[0]] * shape[-1] + column, shape)
+        where = [int(i) for i in place]
+        if rows.vector:
+            return where[:-1]
+        return [*where[:-2], *where[:-3:-1]] if rows.transposed else where
 
     where = f"{weights.path(rows.source)}: {rows.source}"
     bad = first_not_finite(values)

@@ -4,7 +4,7 @@ Everything goes through pieces of a few MiB, so memory does not depend on the si
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -55,8 +55,7 @@ def _cut(sources: Sequence[Rows], start: int, stop: int) -> Iterator[tuple[Rows,
     for rows in sources:
         first, last = max(start, base), min(stop, base + rows.count)
         if first < last:
-            shift = rows.start - base
-            yield replace(rows, start=first + shift, stop=last + shift), first - start
+            yield rows.part(first - base, last - base), first - start
         base += rows.count
 
 

@@ -110,6 +110,14 @@ class SafetensorsFile:
             self._fill(block[index], name, row * width + columns.start)
         return block
 
+    def read_numbers(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return elements [start, stop) of tensor `name`, whatever its shape, as `read_rows`."""
+        info = self.infos[name]
+        assert 0 <= start <= stop <= prod(info.shape), (name, start, stop, info.shape)
+        numbers: npt.NDArray[Any] = np.empty(stop - start, numpy_dtype(info.dtype))
+        self._fill(numbers, name, start)
+        return numbers
+
     def _fill(self, values: npt.NDArray[Any], name: str, first: int) -> None:
         """Read into `values`, contiguous, the elements of tensor `name` from the `first`."""
         view = values.view(np.uint8).data
@@ -174,10 +182,12 @@ class SafetensorsWriter:
     def write_rows(self, name: str, start: int, rows: npt.NDArray[Any]) -> None:
         """Write `rows` of tensor `name` beginning at row `start`; no row may be written twice.
 
-        Rows are those of the last dimension: of [E, R, C] it has E * R, and `rows` is [n, C].
+        Rows are those of the last dimension: of [E, R, C] it has E * R, and `rows` is [n, C]. If
+        `rows` is a vector they are the numbers of the tensor.
         """
         shape = self.infos[name].shape
-        num_rows, row_shape = prod(shape[: len(shape[1:]) or 1]), shape[1:][-1:]
+        row_shape = shape[-1:] if rows.ndim > 1 else ()
+        num_rows = prod(shape[: len(shape) - len(row_shape)])
         assert rows.shape[1:] == row_shape and start + len(rows) <= num_rows, (name, rows.shape)
         self._put(name, start * prod(row_shape) * rows.itemsize, rows)
 

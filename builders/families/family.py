@@ -86,6 +86,11 @@ class Family:
         names = (self._tensor_name(spec, rule, source) for source in rule.sources)
         return tuple(name.rpartition(".")[0] for name in names)
 
+    @property
+    def reads_mxfp4(self) -> bool:
+        """Whether its rules know weights in MXFP4, which become plain ones."""
+        return any(rule.mxfp4 for rule in self.layer_rules)
+
     def is_harmless(self, name: str) -> bool:
         """Say whether Hugging Face tensor `name` may be left unread."""
         return any(fnmatchcase(name, pattern) for pattern in self.harmless)

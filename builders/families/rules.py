@@ -1,19 +1,22 @@
 """Where the tensors of a checkpoint come from, as data: rules of a family, and the rows they name.
 
 A checkpoint tensor is rows of Hugging Face tensors, one run after another. A tensor is seen as
-[rows, columns] for that: a vector has one column, and of three dimensions (experts) the first two
-count the rows. Shapes and splits are not a rule's business: the specs of `llmc.checkpoint` have
+[rows, columns] for that: a vector has one column, and that of experts has their rows one expert
+after another. Shapes and splits are not a rule's business: the specs of `llmc.checkpoint` have
 them.
 
 Legend: hs head_size, I intermediate_size, E experts.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from llmc.arch import ModelArch
 from llmc.checkpoint import TensorSpec
+from llmc.dtypes import WEIGHT_DTYPES
+from llmc.quant import mxfp4
 
 Ranges = Iterable[tuple[int, int]]
 """Runs [start, stop) of a source's rows, in the order they take in the target."""
@@ -21,10 +24,11 @@ Ranges = Iterable[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows [start, stop) of Hugging Face tensor `source`, whose shape must be `shape`.
+    """Every `step`th of rows [start, stop) of Hugging Face tensor `source` of shape `shape`.
 
-    A `transposed` tensor [columns, rows] is stored the other way round. `plus_one`: 1 is added to
-    every value.
+    A `transposed` tensor is stored [columns, rows], each expert by itself. Of a `vector` each
+    number is a row, whatever the shape. `plus_one`: 1 is added to every value. With `scales`, the
+    tensor of that name, the source has the codes of MXFP4 (llmc.quant.mxfp4).
     """
 
     source: str
@@ -33,10 +37,33 @@ class Rows:
     stop: int
     transposed: bool = False
     plus_one: bool = False
+    step: int = 1
+    vector: bool = False
+    scales: str | None = None
+
+    @property
+    def range(self) -> range:
+        """The numbers of the rows."""
+        return range(self.start, self.stop, self.step)
 
     @property
     def count(self) -> int:
-        return self.stop - self.start
+        return len(self.range)
+
+    @property
+    def tensors(self) -> tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...]:
+        """The Hugging Face tensors these are in: name, shape, and dtypes it may have."""
+        if self.scales is None:
+            return ((self.source, self.shape, WEIGHT_DTYPES),)
+        return (
+            (self.source, self.shape, ("uint8",)),
+            (self.scales, self.shape[:-1], ("uint8",)),
+        )
+
+    def part(self, start: int, stop: int) -> "Rows":
+        """Return those of these rows that are counted [start, stop) among them."""
+        some = self.range[start:stop]
+        return replace(self, start=some.start, stop=some.stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +74,8 @@ class Rule:
     tensors as sources. `ranges` are the rows wanted of the one source; without, all rows of all
     sources in order. With "{expert}" in them, `sources` are repeated for every expert; `stacked`
     ones hold all experts. Such rules are for the experts of a layer, all others for the rest.
+    `step`: only every so manieth row of each range is wanted. `mxfp4`: sources are names to which
+    "_blocks" and "_scales" are added.
     """
 
     target: str
@@ -55,6 +84,8 @@ class Rule:
     transposed: bool = False
     plus_one: bool = False
     stacked: bool = False
+    step: int = 1
+    mxfp4: bool = False
 
     @property
     def of_experts(self) -> bool:
@@ -64,7 +95,8 @@ class Rule:
     @property
     def keeps_rows(self) -> bool:
         """Whether the target is the whole of its sources, one after another, as they are."""
-        return self.ranges is None and not self.transposed and not self.plus_one
+        changed = self.transposed or self.plus_one or self.mxfp4
+        return self.ranges is None and not changed
 
     def rows(
         self, spec: TensorSpec, arch: ModelArch, tensor_name: Callable[[str], str]
@@ -74,23 +106,32 @@ class Rule:
         if any("{expert}" in source for source in self.sources):
             assert arch.moe is not None, self.target
             experts = arch.moe.num_experts
-        transposed = self.transposed and len(spec.shape) > 1
-        leading = spec.shape[:-2] if experts == 1 else ()
-        total = prod(spec.shape[:-1]) if len(spec.shape) > 1 else spec.shape[0]
+        row = spec.shape[-1:] if spec.is_matrix else ()
+        heading = spec.shape[: len(spec.shape) - len(row)]
+        leading = heading[:-1] if experts == 1 else ()
         runs = [*self.ranges(arch)] if self.ranges else None
         for expert in range(experts):
-            lengths = self._lengths(spec, total // experts, runs)
+            lengths = self._lengths(spec, prod(heading) // experts, runs)
             for source, length in zip(self.sources, lengths, strict=True):
-                matrix: tuple[int, ...] = (length // prod(leading), *spec.shape[1:][-1:])
+                name = tensor_name(source.replace("{expert}", str(expert)))
                 for start, stop in runs or [(0, length)]:
                     yield Rows(
-                        source=tensor_name(source.replace("{expert}", str(expert))),
-                        shape=(*leading, *(reversed(matrix) if transposed else matrix)),
+                        source=f"{name}_blocks" if self.mxfp4 else name,
+                        shape=leading + self._stored(length // prod(leading), row),
                         start=start,
                         stop=stop,
-                        transposed=transposed,
+                        transposed=self.transposed and spec.is_matrix,
                         plus_one=self.plus_one,
+                        step=self.step,
+                        vector=not spec.is_matrix,
+                        scales=f"{name}_scales" if self.mxfp4 else None,
                     )
+
+    def _stored(self, rows: int, row: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape in which `rows` rows of shape `row` are stored."""
+        if self.mxfp4:
+            return (rows, row[0] // mxfp4.BLOCK, mxfp4.BLOCK // 2)
+        return (*row, rows) if self.transposed else (rows, *row)
 
     def _lengths(
         self, spec: TensorSpec, total: int, runs: list[tuple[int, int]] | None
@@ -98,7 +139,8 @@ class Rule:
         """Return how many rows each source must have."""
         if runs is not None:
             assert len(self.sources) == 1, self.target
-            assert sum(stop - start for start, stop in runs) == total, (self.target, total, runs)
+            count = sum(len(range(start, stop, self.step)) for start, stop in runs)
+            assert count == total, (self.target, total, runs)
             return [max(stop for _, stop in runs)]
         if len(self.sources) == 1:
             return [total]
@@ -123,6 +165,29 @@ def fuse(target: str, *sources: str) -> Rule:
 def stacked(target: str, source: str, ranges: Callable[[ModelArch], Ranges] | None = None) -> Rule:
     """State that tensor `source` holds every expert's part of tensor `target`, stacked."""
     return Rule(target=target, sources=(source,), ranges=ranges, stacked=True)
+
+
+def interleaved_experts(module: str, source: str) -> tuple[Rule, ...]:
+    """State that stacked `source` has gate and up rows by turns, stored [in, out] or in MXFP4.
+
+    Its bias is called `source`_bias.
+    """
+    kinds: tuple[dict[str, Any], ...] = ({"transposed": True}, {"mxfp4": True})
+    weight = stacked(f"{module}.weight", source, interleaved_halves_of_experts)
+    bias = stacked(f"{module}.bias", f"{source}_bias", interleaved_halves_of_experts)
+    return tuple(
+        replace(rule, step=2) for rule in (*(replace(weight, **kind) for kind in kinds), bias)
+    )
+
+
+def transposed_experts(module: str, source: str) -> tuple[Rule, ...]:
+    """State that stacked `source` is stored [in, out] or in MXFP4; its bias is `source`_bias."""
+    weight = stacked(f"{module}.weight", source)
+    return (
+        replace(weight, transposed=True),
+        replace(weight, mxfp4=True),
+        stacked(f"{module}.bias", f"{source}_bias"),
+    )
 
 
 def transpose(target: str, source: str) -> Rule:
@@ -167,3 +232,11 @@ def swapped_halves_of_experts(arch: ModelArch) -> Ranges:
     inner = arch.moe.intermediate_size
     for start in range(0, 2 * inner * arch.moe.num_experts, 2 * inner):
         yield from ((start + inner, start + 2 * inner), (start, start + inner))
+
+
+def interleaved_halves_of_experts(arch: ModelArch) -> Ranges:
+    """Ranges of stacked experts' [gate, up, gate, up, …] rows in steps of 2, as [up; gate]."""
+    assert arch.moe is not None, arch.architecture
+    rows = 2 * arch.moe.intermediate_size
+    for start in range(0, rows * arch.moe.num_experts, rows):
+        yield from ((start + 1, start + rows), (start, start + rows))

@@ -63,7 +63,7 @@ def examine(model_dir: Path) -> tuple[HfModel | None, list[str]]:
         if family is not None:
             arch = family.arch(config)
             num_reasons = len(config.reasons)
-            scheme = read_scheme(model_dir, config, arch)
+            scheme = read_scheme(model_dir, config, family, arch)
             # Of a quantization nobody could read no tensor can be named.
             is_readable = scheme is not None or len(config.reasons) == num_reasons
     except CheckpointError as error:
@@ -136,9 +136,12 @@ def _account(
         if name == output and rows == sources[embedding]:
             continue
         for row in rows:
-            if row.source not in looked_at:
-                reasons += _source_reasons(row, weights, untied=name == output)
-            looked_at.add(row.source)
+            for source, shape, dtypes in row.tensors:
+                if source not in looked_at:
+                    reasons += _source_reasons(
+                        source, shape, dtypes, weights, untied=name == output
+                    )
+                looked_at.add(source)
     used = looked_at | (prequantized.used if prequantized else set())
     for name in weights.infos:
         if name not in used and not family.is_harmless(name):
@@ -146,17 +149,23 @@ def _account(
     return sources, reasons
 
 
-def _source_reasons(rows: Rows, weights: HfWeights, *, untied: bool) -> Iterator[str]:
-    source = rows.source
+def _source_reasons(
+    source: str,
+    shape: tuple[int, ...],
+    dtypes: tuple[str, ...],
+    weights: HfWeights,
+    *,
+    untied: bool,
+) -> Iterator[str]:
     info = weights.infos.get(source)
     if info is None:
         why = " (tie_word_embeddings is not set, so the model needs its own)" if untied else ""
         if not weights.reasons:  # a shard that could not be read may well hold it
             yield f"{weights.directory}: {source}: missing{why}"
-    elif info.shape != rows.shape:
-        yield f"{weights.path(source)}: {source}: shape {info.shape}, expected {rows.shape}"
-    elif info.dtype not in WEIGHT_DTYPES:
-        wanted = ", ".join(WEIGHT_DTYPES)
+    elif info.shape != shape:
+        yield f"{weights.path(source)}: {source}: shape {info.shape}, expected {shape}"
+    elif info.dtype not in dtypes:
+        wanted = ", ".join(dtypes)
         yield f"{weights.path(source)}: {source}: dtype {info.dtype}, expected one of {wanted}"
 
 

@@ -58,6 +58,10 @@ class HfWeights:
         """Return a block of tensor `name`, seen as rows of its last dimension."""
         return self._files[name].read_block(name, rows, columns)
 
+    def read_numbers(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return elements [start, stop) of tensor `name`, whatever its shape."""
+        return self._files[name].read_numbers(name, start, stop)
+
     def read(self, name: str) -> npt.NDArray[Any]:
         """Return the whole of tensor `name` in memory of its own; it may be a single number."""
         if self.infos[name].shape:

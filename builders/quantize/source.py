@@ -1,6 +1,5 @@
 """Whole, unsplit checkpoint tensors, read from the Hugging Face weights when they are asked for."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ class TensorSource:
         """
         spec = self._model.specs[name]
         whole: npt.NDArray[Any] = np.empty(spec.shape, numpy_dtype(spec.dtype or self._dtype))
-        rows = whole if whole.ndim == 1 else whole.reshape(-1, spec.shape[-1])
+        rows = whole.reshape(-1, spec.shape[-1]) if spec.is_matrix else whole.reshape(-1)
         first = 0
         for source in self._model.sources[name]:
             for start, piece in read_pieces(self._model.weights, source, spec.dtype or self._dtype):
@@ -40,7 +39,7 @@ class TensorSource:
             [
                 read_rows(
                     self._model.weights,
-                    replace(source, start=source.start + row, stop=source.start + row + 1),
+                    source.part(row, row + 1),
                     self._dtype,
                 )
                 for row in rows.tolist()

@@ -101,10 +101,14 @@ class TensorSpec:
         return self.name.replace(f".{self.layer}.", f".{self.layer - first_layer}.", 1)
 
     @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix, or one of each expert, and no vector."""
+        return len(self.shape) > (1 if self.expert_parallel is None else 2)
+
+    @property
     def splits_columns(self) -> bool:
         """Whether it is split along the columns: the last dimension of a matrix."""
-        is_matrix = len(self.shape) > (1 if self.expert_parallel is None else 2)
-        return is_matrix and self.axis == len(self.shape) - 1
+        return self.is_matrix and self.axis == len(self.shape) - 1
 
     def column_span(self, tp_rank: int, tp_size: int) -> slice | None:
         """Return the columns of the last dimension that the rank holds, None when all."""

@@ -68,8 +68,8 @@ def assemble(sources: Sequence[Rows], tensors: Mapping[str, npt.NDArray[Any]]) -
     for source in sources:
         whole = tensors[source.source]
         whole = np.swapaxes(whole, -1, -2) if source.transposed else whole
-        whole = whole if whole.ndim == 1 else whole.reshape(-1, whole.shape[-1])
-        for index in range(source.start, source.stop):
+        whole = whole.reshape(-1) if source.vector else whole.reshape(-1, whole.shape[-1])
+        for index in range(source.start, source.stop, source.step):
             row = (
                 whole[index].astype(np.float32) + np.float32(1) if source.plus_one else whole[index]
             )

@@ -4,6 +4,7 @@ Every tensor a quantized module must have is there, of the right dtype and shape
 converted; what is left over is reported where all tensors are accounted for.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -37,7 +38,10 @@ from llmc.checkpoint import (
 from llmc.lookup import load
 from llmc.quant.format import Choice, load_format, tensor_name
 
+log = logging.getLogger(__name__)
+
 _SETTINGS = "quantization_config"
+_MXFP4 = "mxfp4"
 _MODELOPT = "hf_quant_config.json"
 _KEPT_MODULES = 4
 """Converted modules kept until all their tensors are written: one per thread or so."""
@@ -59,8 +63,13 @@ class Prequantized:
     used: frozenset[str]
 
 
-def read_scheme(model_dir: Path, config: HfConfig, arch: ModelArch) -> Scheme | None:
-    """Return how the model is quantized, None when it is not or, with reasons, cannot be read."""
+def read_scheme(
+    model_dir: Path, config: HfConfig, family: Family, arch: ModelArch
+) -> Scheme | None:
+    """Return how the model is quantized, None when it is not or, with reasons, cannot be read.
+
+    None too where the family's own rules read what is quantized, and it becomes plain.
+    """
     settings = config.object(_SETTINGS)
     path = model_dir / _MODELOPT
     if path.is_file():
@@ -77,6 +86,11 @@ def read_scheme(model_dir: Path, config: HfConfig, arch: ModelArch) -> Scheme | 
         method = settings.maybe(str, "quant_method") or settings.optional(str, "method", "")
         if not method and settings.has("quant_algo"):
             method = "modelopt"
+    if method == _MXFP4 and family.reads_mxfp4:
+        log.info("%s: MXFP4, which becomes plain weights of the same values", config.path)
+        settings.raw("modules_to_not_convert")  # which tensors there are says the same
+        settings.question_unread()
+        return None
     if method not in SCHEMES:
         settings.refuse("quant_method", method, f"one of {', '.join(SCHEMES)}")
         return None

@@ -23,7 +23,7 @@ from llmc.mapping import Mapping
 from tests.builders.families.tiny_families import CASES, write_case
 from tests.builders.hf_models import assemble
 
-SPLITS = [(1, 1, None), (2, 1, None), (4, 1, 0), (1, 2, None), (2, 2, 1)]
+SPLITS = [(2, 1, None), (4, 1, 0), (1, 2, None), (2, 2, 1)]
 """tp_size, pp_size, and which dimension of the embedding is split, if any."""
 
 

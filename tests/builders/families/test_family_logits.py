@@ -102,7 +102,7 @@ EXPERT_MAPPINGS = {
 }
 
 
-@pytest.mark.parametrize("case", ["mixtral"], indirect=True)
+@pytest.mark.parametrize("case", ["mixtral", "gpt_oss"], indirect=True)
 @pytest.mark.parametrize("mapping", EXPERT_MAPPINGS.values(), ids=EXPERT_MAPPINGS)
 def test_logits_of_shared_out_experts(case: Any, mapping: Mapping, tmp_path: Path) -> None:
     test_logits_equal_transformers(case, mapping, tmp_path)

@@ -155,6 +155,24 @@ CASES: dict[str, Case] = {
     "deepseek_v3": _case(
         "DeepseekV3ForCausalLM", "deepseek_v3", **_DEEPSEEK, rope_parameters=_YARN
     ),
+    "gpt_oss": _case(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        **_EXPERTS,
+        head_dim=24,
+        sliding_window=7,
+        layer_types=_ALTERNATING,
+        swiglu_limit=0.5,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 100.0,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 16,
+        },
+    ),
     "gemma": _case("GemmaForCausalLM", "gemma", head_dim=24),
     "gemma2": _case(
         "Gemma2ForCausalLM",
