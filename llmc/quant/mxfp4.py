@@ -30,7 +30,7 @@ _SCALES = np.append(np.ldexp(np.ones(255, np.float32), np.arange(255) - _BIAS), 
 def decode(codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """Return rows [n, 32 B] of `codes` [n, B, 16] and `scales` [n, B]; scale 255 makes NaN."""
     assert codes.shape == (*scales.shape, BLOCK // 2), (codes.shape, scales.shape)
-    numbers = _PAIRS[codes].reshape(*scales.shape, BLOCK)
+    numbers: npt.NDArray[np.float32] = _PAIRS[codes].reshape(*scales.shape, BLOCK)
     # 6 * 2**127 is too large, which whoever asked will see.
     with np.errstate(over="ignore"):
         numbers *= _SCALES[scales][..., None]

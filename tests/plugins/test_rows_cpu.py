@@ -10,7 +10,7 @@ import torch
 from llmc.plugins import graph, native
 from llmc.plugins.activation.cpu import NUMBERS
 from llmc.plugins.activation.spec import ACTIVATIONS
-from llmc.plugins.graph import OpCall
+from llmc.plugins.graph import Attr, OpCall
 from tests.plugins.kernels_cpu import INSTRUCTION_SETS, activated, run
 from tests.plugins.lowered_cpu import LoweredCall
 
@@ -279,7 +279,7 @@ def test_position_embedding(instruction_set: str, type: str) -> None:
 @every_count
 @pytest.mark.parametrize("start", (0, 3))
 def test_take_columns(instruction_set: str, count: int, start: int) -> None:
-    attrs = {"groups": 6, "group_size": 37, "start": start, "count": 34 - start}
+    attrs: dict[str, Attr] = {"groups": 6, "group_size": 37, "start": start, "count": 34 - start}
     call = OpCall(
         plugin="take_columns", name="it", inputs=("x",), outputs=("y",), attrs=attrs, weights={}
     )
@@ -289,7 +289,7 @@ def test_take_columns(instruction_set: str, count: int, start: int) -> None:
     np.testing.assert_array_equal(found, wanted.numpy())
 
 
-LATENT = {"num_heads": 3, "nope_size": 24, "rope_size": 10, "value_size": 20}
+LATENT: dict[str, Attr] = {"num_heads": 3, "nope_size": 24, "rope_size": 10, "value_size": 20}
 
 
 def latent_call(**changes: int) -> OpCall:
