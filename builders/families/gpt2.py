@@ -8,7 +8,7 @@ from typing import Any
 from llmc.arch import ModelArch
 from llmc.builders.families.family import Family
 from llmc.builders.families.rules import rename, transpose
-from llmc.builders.families.sizes import moe_settings, read_activation, read_sizes
+from llmc.builders.families.sizes import Fields, moe_settings, read_activation, read_sizes
 from llmc.builders.hf.config import HfConfig
 
 NAMES = {
@@ -20,15 +20,13 @@ NAMES = {
 }
 
 
-def read_arch(config: HfConfig) -> ModelArch:
-    """Return the architecture `config` describes; what cannot be converted becomes its reasons."""
+def read_fields(config: HfConfig, *, activation: str) -> Fields:
+    """Return the fields that GPT-2 and GPT-BigCode share; `activation` is the default one."""
     config.expect("scale_attn_weights", True)
-    config.expect("scale_attn_by_inverse_layer_idx", False)
     config.expect("add_cross_attention", False)
-    config.raw("reorder_and_upcast_attn")  # precision of training; float32 scores here
-    return ModelArch(
-        **read_sizes(config, **NAMES)
-        | read_activation(config, "activation_function", "gelu_new")
+    return (
+        read_sizes(config, **NAMES)
+        | read_activation(config, "activation_function", activation)
         | {
             "norm_type": "layer_norm",
             "norm_bias": True,
@@ -41,6 +39,13 @@ def read_arch(config: HfConfig) -> ModelArch:
             "tie_word_embeddings": config.optional(bool, "tie_word_embeddings", True),
         }
     )
+
+
+def read_arch(config: HfConfig) -> ModelArch:
+    """Return the architecture `config` describes; what cannot be converted becomes its reasons."""
+    config.expect("scale_attn_by_inverse_layer_idx", False)
+    config.raw("reorder_and_upcast_attn")  # precision of training; float32 scores here
+    return ModelArch(**read_fields(config, activation="gelu_new"))
 
 
 def settings(arch: ModelArch, variant: str = "gpt2") -> dict[str, Any]:

@@ -9,7 +9,6 @@ from llmc.arch import ModelArch
 from llmc.builders.families import gpt2
 from llmc.builders.families.family import Family
 from llmc.builders.families.rules import grouped_qkv, rename, reorder
-from llmc.builders.families.sizes import read_activation, read_sizes
 from llmc.builders.hf.config import HfConfig
 
 _PRECISION = ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
@@ -19,28 +18,12 @@ _SERVING_SIZES = ("max_batch_size", "max_sequence_length", "pad_key_length")
 
 def read_arch(config: HfConfig) -> ModelArch:
     """Return the architecture `config` describes; what cannot be converted becomes its reasons."""
-    config.expect("scale_attn_weights", True)
-    config.expect("add_cross_attention", False)
     for key in (*_PRECISION, *_SERVING, *_SERVING_SIZES):
         config.raw(key)
-    sizes = read_sizes(config, **gpt2.NAMES)
+    fields = gpt2.read_fields(config, activation="gelu_pytorch_tanh")
     if config.optional(bool, "multi_query", True):
-        sizes["num_key_value_heads"] = 1
-    return ModelArch(
-        **sizes
-        | read_activation(config, "activation_function", "gelu_pytorch_tanh")
-        | {
-            "norm_type": "layer_norm",
-            "norm_bias": True,
-            "norm_epsilon": config.optional(float, "layer_norm_epsilon", 1e-5),
-            "position_embedding_type": "learned_absolute",
-            "attn_bias": True,
-            "dense_bias": True,
-            "mlp_bias": True,
-            "mlp_type": "plain",
-            "tie_word_embeddings": config.optional(bool, "tie_word_embeddings", True),
-        }
-    )
+        fields["num_key_value_heads"] = 1
+    return ModelArch(**fields)
 
 
 FAMILY = Family(

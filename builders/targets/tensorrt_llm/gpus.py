@@ -1,6 +1,7 @@
 """GPUs by name: compute capability and memory, for recipes that name theirs.
 
-Source: NVIDIA's list of CUDA GPUs and the data sheets of each.
+Memory is what the products are known by; it was not read off data sheets, and a recipe may state
+its own (`target.gpu_memory_gib`).
 """
 
 from dataclasses import dataclass
