@@ -6,7 +6,7 @@ Sources, of NVIDIA/TensorRT-LLM 0.17: [layers] tensorrt_llm/quantization/layers.
 [functional] tensorrt_llm/quantization/functional.py, [quantize] tensorrt_llm/quantization/
 quantize.py, [moe] tensorrt_llm/layers/moe.py, [plugin] cpp/tensorrt_llm/plugins/
 weightOnly{,Groupwise}QuantMatmulPlugin. For NVFP4, of 1.x: tensorrt_llm/quantization/
-quantize_by_modelopt.py (KV_QUANT_CFG_CHOICES).
+quantize_by_modelopt.py (KV_QUANT_CFG_CHOICES), [modeling] tensorrt_llm/models/modeling_utils.py.
 """
 
 from collections.abc import Collection, Iterator
@@ -128,11 +128,14 @@ def _layout_reasons(config: CheckpointConfig, algos: set[str]) -> Iterator[str]:
 def _experts_reasons(config: CheckpointConfig, form: QuantFormat) -> Iterator[str]:
     if config.arch.moe is None:
         return
-    # [moe] MixtureOfExperts: weight-only per channel and FP8 per tensor; 1.x adds NVFP4.
-    if form.algo not in ("W8A16", "W4A16", "FP8", "NVFP4"):
-        yield f"{form.algo} with experts: TensorRT-LLM has W8A16, W4A16, FP8 and NVFP4 for them"
-    elif form.algo == "NVFP4":
-        yield "NVFP4 with experts: not written yet; W8A16, W4A16 and FP8 are"
+    # [moe] MixtureOfExperts: weight-only per channel and FP8 per tensor. Its NVFP4 of 1.x is for
+    # models in Hugging Face's form: of a checkpoint [modeling] preprocess_weights interleaves block
+    # scales of two axes, and those of stacked experts have three.
+    if form.algo not in ("W8A16", "W4A16", "FP8"):
+        yield (
+            f"{form.algo} with experts: TensorRT-LLM reads W8A16, W4A16 and FP8 of them in a"
+            " checkpoint"
+        )
 
 
 def _exclusion_reasons(config: CheckpointConfig, form: QuantFormat) -> Iterator[str]:
