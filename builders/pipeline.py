@@ -103,8 +103,11 @@ def build(
     return tuple(results)
 
 
-def resolve_limits(build: BuildRecipe, max_position_embeddings: int) -> BuildLimits:
+def resolve_limits(
+    build: BuildRecipe, max_position_embeddings: int, target: ModuleType
+) -> BuildLimits:
     """Fill in what the recipe leaves to the model: longest sequence and longest prompt."""
+    reads_choices = getattr(target, "READS_KERNEL_CHOICES", False)
     max_seq_len = build.max_seq_len or max_position_embeddings
     return BuildLimits(
         max_batch_size=build.max_batch_size,
@@ -113,6 +116,7 @@ def resolve_limits(build: BuildRecipe, max_position_embeddings: int) -> BuildLim
         max_seq_len=max_seq_len,
         tokens_per_block=build.plugins.tokens_per_block,
         kv_cache_dtype=None,
+        kernel_choices=build.plugins.kernel_choices if reads_choices else {},
     )
 
 
@@ -162,7 +166,7 @@ def _build_of_shapes(
 ) -> StageResult:
     config = shapes.config_of(recipe)
     positions = config.arch.max_position_embeddings
-    limits = resolve_limits(recipe.build, positions)
+    limits = resolve_limits(recipe.build, positions, target)
     reasons = limit_reasons(limits, positions)
     if reasons:
         raise UnsupportedError(f"{recipe.model}: this recipe cannot be built", reasons)
@@ -212,7 +216,7 @@ def _check(recipe: Recipe, *, for_engine: bool) -> _Plan:
         target_bits = recipe.quantization.target_bits
         assert target_bits is not None
         found = automatic.budget_reasons(configs[0], candidates, target_bits)
-    limits = resolve_limits(recipe.build, model.arch.max_position_embeddings)
+    limits = resolve_limits(recipe.build, model.arch.max_position_embeddings, target)
     reasons = [*found, *limit_reasons(limits, model.arch.max_position_embeddings)]
     if for_engine and not found:
         reasons += [
@@ -249,6 +253,15 @@ def _announce(recipe: Recipe, config: CheckpointConfig, limits: BuildLimits) -> 
         "target %s: up to %d sequences of %d tokens, prompts up to %d",
         *(recipe.target.kind, limits.max_batch_size, limits.max_seq_len, limits.max_input_len),
     )
+    left = [
+        name for name in recipe.build.plugins.kernel_choices if name not in limits.kernel_choices
+    ]
+    if left:
+        log.info(
+            "build.plugins: %s choose among TensorRT-LLM's kernels; the target %s has one for each"
+            " op",
+            *(", ".join(left), recipe.target.kind),
+        )
 
 
 def _build_checkpoint(

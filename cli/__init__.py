@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "import-gguf": ("import_gguf", "Turn a GGUF file into a Hugging Face directory."),
     "families": ("families", "Say which models can be built, for which target, quantized how."),
     "targets": ("targets", "Say what each target is made of and which quantizations it has."),
+    "plugins": ("plugins", "Say what each target does with each fused op, and what it may choose."),
     "doctor": ("doctor", "Say what this machine can build and serve, and what is missing."),
 }
 """Command → (module in llmc.cli, which exports a function of the same name; one-line help)."""

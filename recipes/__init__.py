@@ -3,6 +3,7 @@
 | module | owns |
 |---|---|
 | schema | `Recipe` and its parts: every field, its default and its description |
+| plugins, tensorrt_llm | its parts about fused ops and about the target tensorrt-llm |
 | loader | YAML file or preset, `--set` and flags → `Recipe`; the resolved recipe back to YAML |
 | migration | flags of TensorRT-LLM's tools, and the fields that say the same |
 | commands | old command lines → what a recipe would say |

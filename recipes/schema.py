@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from llmc.recipes.part import Part
+from llmc.recipes.plugins import PluginRecipe
 from llmc.recipes.tensorrt_llm import TensorrtLlmTarget
 
 
@@ -155,14 +156,6 @@ TargetRecipe = Annotated[
     Discriminator(_kind_of),
 ]
 """One variant for each name in llmc.targets.TARGETS; without a kind, cpu."""
-
-
-class PluginRecipe(Part):
-    """Settings of the fused ops."""
-
-    tokens_per_block: Literal[8, 16, 32, 64, 128] = Field(
-        default=32, description="Tokens in one block of the paged KV cache."
-    )
 
 
 class BuildRecipe(Part):

@@ -1,64 +1,10 @@
-"""The recipe's variant for the target `tensorrt-llm`: which version, which GPU, which plugins."""
+"""The recipe's variant for the target `tensorrt-llm`: which version, on which GPU."""
 
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from llmc.recipes.part import Part
-
-PluginDtype = Literal["auto", "float16", "float32", "bfloat16", "none"]
-"""auto: the checkpoint's dtype; none: off."""
-
-
-class TensorrtLlmPlugins(Part):
-    """Options of PluginConfig, under trtllm-build's names; none: the version's own default."""
-
-    gpt_attention_plugin: PluginDtype | None = Field(
-        default=None, description="Attention with in-place KV cache."
-    )
-    gemm_plugin: PluginDtype | Literal["fp8", "nvfp4"] | None = Field(
-        default=None, description="cuBLASLt for products that are not quantized, or FP8."
-    )
-    gemm_swiglu_plugin: Literal["fp8", "none"] | None = Field(
-        default=None, description="Both products of a gated MLP and its activation in one kernel."
-    )
-    low_latency_gemm_plugin: Literal["fp8", "none"] | None = Field(
-        default=None, description="FP8 products for small batches."
-    )
-    low_latency_gemm_swiglu_plugin: Literal["fp8", "none"] | None = Field(
-        default=None, description="FP8 gated MLP for small batches."
-    )
-    nccl_plugin: PluginDtype | None = Field(default=None, description="Collectives over NCCL.")
-    moe_plugin: PluginDtype | None = Field(default=None, description="Fused experts.")
-    context_fmha: bool | None = Field(default=None, description="Fused attention over prompts.")
-    remove_input_padding: bool | None = Field(
-        default=None, description="Pack the tokens of all sequences."
-    )
-    use_paged_context_fmha: bool | None = Field(
-        default=None, description="Fused attention over prompts that reads the paged KV cache."
-    )
-    use_fp8_context_fmha: bool | None = Field(
-        default=None, description="Attention over prompts in FP8, with FP8 weights."
-    )
-    reduce_fusion: bool | None = Field(
-        default=None, description="Allreduce, residual and norm in one kernel."
-    )
-    user_buffer: bool | None = Field(
-        default=None, description="Allreduce without copies; needs reduce_fusion."
-    )
-    norm_quant_fusion: bool | None = Field(
-        default=None, description="Norm and quantization in one kernel."
-    )
-    multiple_profiles: bool | None = Field(
-        default=None, description="Several optimization profiles."
-    )
-    use_fused_mlp: bool | None = Field(
-        default=None, description="One product for both halves of a gated MLP."
-    )
-    pp_reduce_scatter: bool | None = Field(
-        default=None, description="Pipeline stages exchange slices; for large MoE models."
-    )
-    streamingllm: bool | None = Field(default=None, description="Attention sinks and a window.")
 
 
 def _as_written(value: object) -> object:
@@ -93,7 +39,4 @@ class TensorrtLlmTarget(Part):
     )
     timing_cache: str | None = Field(
         default=None, description="Timing cache to read and write; none: model.cache, written."
-    )
-    plugins: TensorrtLlmPlugins = Field(
-        default=TensorrtLlmPlugins(), description="Options of PluginConfig."
     )

@@ -89,7 +89,7 @@ def support() -> list[Support]:
     found = []
     for architecture, name in FAMILIES.items():
         family = load_family(architecture)
-        arch = family.arch(_example(architecture))
+        arch = family.arch(example(architecture))
         reasons = {
             column: {
                 algo: _reasons(CheckpointConfig(arch=arch, dtype=dtype), target, algo)
@@ -108,7 +108,8 @@ def support() -> list[Support]:
     return found
 
 
-def _example(architecture: str) -> HfConfig:
+def example(architecture: str) -> HfConfig:
+    """Return the config.json of a small model of `architecture`."""
     data: dict[str, Any] = {name: size for names, size in _SIZES.items() for name in names}
     return HfConfig(Path("config.json"), {**data, "architectures": [architecture]})
 

@@ -6,17 +6,22 @@ config.json and the engine files of every rank and returns what it measured. `op
 target's variant of the recipe, `source` a Checkpoint; of a target that exports
 `needs_weights(options)` and answers no, its CheckpointConfig alone. A target whose engines are
 built elsewhere has `hand_over(checkpoint, output_dir, *, limits, options)` for `build`, which
-writes the job that builds them.
+writes the job that builds them. READS_KERNEL_CHOICES says that a target reads those of the limits.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 __all__ = ["BuildLimits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildLimits:
-    """TensorRT-LLM's build_config limits. `kv_cache_dtype` None: the model's dtype."""
+    """TensorRT-LLM's build_config limits. `kv_cache_dtype` None: the model's dtype.
+
+    `kernel_choices` are what the recipe says of PluginConfig's other options, by name; empty for a
+    target that does not read them.
+    """
 
     max_batch_size: int
     max_num_tokens: int
@@ -24,3 +29,4 @@ class BuildLimits:
     max_seq_len: int
     tokens_per_block: int
     kv_cache_dtype: str | None = None
+    kernel_choices: Mapping[str, bool | str] = field(default_factory=dict)

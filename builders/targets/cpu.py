@@ -219,7 +219,7 @@ def engine_config(config: CheckpointConfig, limits: BuildLimits) -> dict[str, An
     build_config: dict[str, Any] = {
         name: value
         for name, value in asdict(limits).items()
-        if name not in ("tokens_per_block", "kv_cache_dtype")
+        if name not in ("tokens_per_block", "kv_cache_dtype", "kernel_choices")
     }
     build_config["plugin_config"] = {
         "tokens_per_block": limits.tokens_per_block,

@@ -57,3 +57,9 @@ def plans_of(capabilities: Iterable[int], *, refit: bool = False) -> list[tuple[
 def class_of(capability: int) -> int:
     """Return the first capability of the class, its key in the tables above."""
     return next(group[0] for group in CLASSES if capability in group)
+
+
+def classes_with(name: str) -> list[tuple[int, ...]]:
+    """Return the classes whose plans have dtype or quant_algo `name` and do not undo it."""
+    tables = (REFUSED.get(name, {}), EMULATED.get(name, {}))
+    return [group for group in CLASSES if not any(group[0] in table for table in tables)]

@@ -233,7 +233,7 @@ def _engine_config(
     config: CheckpointConfig, limits: BuildLimits, weights: Weights, plans: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the engine's config.json, in TensorRT-LLM's layout with one key of ours."""
-    own = ("tokens_per_block", "kv_cache_dtype")
+    own = ("tokens_per_block", "kv_cache_dtype", "kernel_choices")
     build_config = {key: value for key, value in asdict(limits).items() if key not in own}
     build_config["plugin_config"] = {
         "tokens_per_block": limits.tokens_per_block,

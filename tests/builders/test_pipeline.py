@@ -12,6 +12,7 @@ import pytest
 
 from llmc import artifacts
 from llmc.builders import pipeline
+from llmc.builders.targets import cpu
 from llmc.errors import CheckpointError, UnsupportedError
 from llmc.log import NullProgress
 from llmc.recipes.loader import Override, load_recipe, parse_set
@@ -190,8 +191,8 @@ def test_terminated_build_leaves_nothing(model: Path, tmp_path: Path) -> None:
 
 
 def test_limits_left_open_come_from_the_model() -> None:
-    limits = pipeline.resolve_limits(BuildRecipe(), 2048)
+    limits = pipeline.resolve_limits(BuildRecipe(), 2048, cpu)
     assert (limits.max_seq_len, limits.max_input_len) == (2048, 2047)
     assert pipeline.limit_reasons(limits, 2048) == []
-    limits = pipeline.resolve_limits(BuildRecipe(max_seq_len=100, max_input_len=10), 2048)
+    limits = pipeline.resolve_limits(BuildRecipe(max_seq_len=100, max_input_len=10), 2048, cpu)
     assert (limits.max_seq_len, limits.max_input_len) == (100, 10)

@@ -7,4 +7,6 @@
 
 from llmc.builders.targets.tensorrt_llm.target import hand_over, unsupported
 
-__all__ = ["hand_over", "unsupported"]
+READS_KERNEL_CHOICES = True
+
+__all__ = ["READS_KERNEL_CHOICES", "hand_over", "unsupported"]

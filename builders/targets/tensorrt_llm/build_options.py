@@ -1,30 +1,17 @@
 """Options of trtllm-build with their defaults: BuildConfig and PluginConfig.
 
-The same for every line with engines: the fields and defaults of both forms of plugin.py, dataclass
-and pydantic, are equal.
-Source: tensorrt_llm/builder.py (BuildConfig), tensorrt_llm/plugin/plugin.py (PluginConfig,
-cli_plugin_args) and tensorrt_llm/commands/build.py.
+The same for every line with engines, but auto_parallel_config, which BuildConfig has up to 1.1 (it
+went with pull request 8329) and llmc leaves at its default. PluginConfig is the ops'
+(plugins/*/tensorrt_llm.py).
+Source: NVIDIA/TensorRT-LLM tensorrt_llm/builder.py (BuildConfig), tensorrt_llm/commands/build.py.
 """
 
-from dataclasses import dataclass
-
-Value = bool | int | float | str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One option. `values`: what it takes beside its default; `flag`: trtllm-build has it."""
-
-    default: Value
-    values: tuple[str, ...] = ()
-    flag: bool = True
+from llmc.plugins.tensorrt_llm_options import Option, Value, plugin_options
 
 
 def _set(default: Value, *values: str, flag: bool = True) -> Option:
     return Option(default=default, values=values, flag=flag)
 
-
-_DTYPES = ("auto", "float16", "float32", "bfloat16", "int32", "none")
 
 BUILD_OPTIONS: dict[str, Option] = {
     "max_input_len": _set(1024),
@@ -61,47 +48,5 @@ BUILD_OPTIONS: dict[str, Option] = {
 }
 """BuildConfig but its lora_config and plugin_config."""
 
-PLUGIN_OPTIONS: dict[str, Option] = {
-    "dtype": _set("float16", flag=False),
-    "bert_attention_plugin": _set("auto", *_DTYPES),
-    "gpt_attention_plugin": _set("auto", *_DTYPES),
-    "gemm_plugin": _set(None, *_DTYPES, "fp8", "nvfp4"),
-    "gemm_swiglu_plugin": _set(None, "fp8", "none"),
-    "fp8_rowwise_gemm_plugin": _set(None, *_DTYPES),
-    "qserve_gemm_plugin": _set(None, *_DTYPES, flag=False),
-    "identity_plugin": _set(None, *_DTYPES, flag=False),
-    "nccl_plugin": _set("auto", *_DTYPES),
-    "lora_plugin": _set(None, *_DTYPES),
-    "dora_plugin": _set(False),
-    "weight_only_groupwise_quant_matmul_plugin": _set(None, *_DTYPES, flag=False),
-    "weight_only_quant_matmul_plugin": _set(None, *_DTYPES, flag=False),
-    "smooth_quant_plugins": _set(True, flag=False),
-    "smooth_quant_gemm_plugin": _set(None, *_DTYPES, flag=False),
-    "layernorm_quantization_plugin": _set(None, *_DTYPES, flag=False),
-    "rmsnorm_quantization_plugin": _set(None, *_DTYPES, flag=False),
-    "quantize_per_token_plugin": _set(False, flag=False),
-    "quantize_tensor_plugin": _set(False, flag=False),
-    "moe_plugin": _set("auto", *_DTYPES),
-    "mamba_conv1d_plugin": _set("auto", *_DTYPES),
-    "low_latency_gemm_plugin": _set(None, "fp8", "none"),
-    "low_latency_gemm_swiglu_plugin": _set(None, "fp8", "none"),
-    "gemm_allreduce_plugin": _set(None, "float16", "bfloat16", "none"),
-    "context_fmha": _set(True),
-    "bert_context_fmha_fp32_acc": _set(False),
-    "paged_kv_cache": _set(None, flag=False),
-    "remove_input_padding": _set(True),
-    "norm_quant_fusion": _set(False),
-    "reduce_fusion": _set(False),
-    "user_buffer": _set(False),
-    "tokens_per_block": _set(32),
-    "use_paged_context_fmha": _set(True),
-    "use_fp8_context_fmha": _set(True),
-    "fuse_fp4_quant": _set(False),
-    "multiple_profiles": _set(False),
-    "paged_state": _set(True),
-    "streamingllm": _set(False),
-    "manage_weights": _set(False, flag=False),
-    "use_fused_mlp": _set(True),
-    "pp_reduce_scatter": _set(False),
-}
+PLUGIN_OPTIONS = plugin_options()
 """PluginConfig. "auto" is the checkpoint's dtype, None off."""

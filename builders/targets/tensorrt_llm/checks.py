@@ -9,16 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmc.builders.targets import BuildLimits
-from llmc.builders.targets.tensorrt_llm.build_options import PLUGIN_OPTIONS, Value
+from llmc.builders.targets.tensorrt_llm.build_options import PLUGIN_OPTIONS
 from llmc.checkpoint import CheckpointConfig
+from llmc.plugins.tensorrt_llm_options import Value
 from llmc.recipes.tensorrt_llm import TensorrtLlmTarget
 
 HEAD_SIZES = (32, 48, 64, 80, 96, 104, 112, 128, 144, 160, 192, 224, 256)
 """What the generation kernel of gpt_attention_plugin is compiled for."""
 
-_FP8_ALGOS = {"FP8", "W4A8_AWQ", "NVFP4"}
 _FUSED_REDUCE = {"LlamaForCausalLM", "Gemma2ForCausalLM", "MedusaForCausalLM"}
-_NOT_ON_100 = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +31,7 @@ class Question:
 
     def asked(self, name: str) -> Value:
         """Return the recipe's value of a plugin option, None when it says nothing."""
-        value: Value = getattr(self.target.plugins, name)
-        return value
+        return self.limits.kernel_choices.get(name)
 
     def on(self, name: str) -> bool:
         """Say whether a plugin option is on: as asked, else as it is by default."""
@@ -76,22 +74,14 @@ def _check(field: str, wrong: Callable[[Question], bool], text: str) -> Check:
     return Check(field=field, wrong=wrong, text=text)
 
 
-_PLUGINS = "target.plugins"
+_PLUGINS = "build.plugins"
 
 
-def _fp8_only(name: str) -> Check:
+def _needs_fused_mlp(name: str) -> Check:
     return _check(
         f"{_PLUGINS}.{name}",
-        lambda q: q.on(name) and "FP8" not in q.algos,
-        "on, and the weights are not FP8",
-    )
-
-
-def _not_on_100(name: str) -> Check:
-    return _check(
-        f"{_PLUGINS}.{name}",
-        lambda q: q.on(name) and q.capability == 100,
-        "on, and is refused on compute capability 100",
+        lambda q: q.on(name) and not q.on("use_fused_mlp"),
+        "on, and needs use_fused_mlp",
     )
 
 
@@ -133,16 +123,6 @@ CHECKS: tuple[Check, ...] = (
     ),
     _check(
         f"{_PLUGINS}.use_fp8_context_fmha",
-        lambda q: q.asked("use_fp8_context_fmha") is True and not q.algos & _FP8_ALGOS,
-        f"on, and the weights are none of {', '.join(sorted(_FP8_ALGOS))}",
-    ),
-    _check(
-        f"{_PLUGINS}.use_fp8_context_fmha",
-        lambda q: q.asked("use_fp8_context_fmha") is True and q.capability < 89,
-        "on, and begins with compute capability 89",
-    ),
-    _check(
-        f"{_PLUGINS}.use_fp8_context_fmha",
         lambda q: (
             q.asked("use_fp8_context_fmha") is True
             and q.on("use_paged_context_fmha")
@@ -157,34 +137,13 @@ CHECKS: tuple[Check, ...] = (
     ),
     _check(
         f"{_PLUGINS}.gemm_plugin",
-        lambda q: q.asked("gemm_plugin") == "fp8" and "FP8" not in q.algos,
-        "fp8, and the weights are not FP8",
-    ),
-    _check(
-        f"{_PLUGINS}.gemm_plugin",
-        lambda q: q.asked("gemm_plugin") == "nvfp4" and "NVFP4" not in q.algos,
-        "nvfp4, and the weights are not NVFP4",
-    ),
-    _check(
-        f"{_PLUGINS}.gemm_plugin",
         lambda q: (
             q.asked("gemm_plugin") in ("float16", "bfloat16", "float32")
             and q.asked("gemm_plugin") != q.config.dtype
         ),
         "another dtype than the checkpoint's",
     ),
-    _check(
-        f"{_PLUGINS}.gemm_swiglu_plugin",
-        lambda q: q.on("gemm_swiglu_plugin") and not (q.on("use_fused_mlp") and "FP8" in q.algos),
-        "on, and needs use_fused_mlp and FP8 weights",
-    ),
-    _check(
-        f"{_PLUGINS}.gemm_swiglu_plugin",
-        lambda q: q.on("gemm_swiglu_plugin") and q.capability != 90,
-        "on, and is for compute capability 90 alone",
-    ),
-    *(_fp8_only(name) for name in _NOT_ON_100[1:]),
-    *(_not_on_100(name) for name in _NOT_ON_100),
+    *(_needs_fused_mlp(name) for name in ("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")),
     _check(
         f"{_PLUGINS}.nccl_plugin",
         lambda q: not q.on("nccl_plugin") and q.config.num_rank_files > 1,
@@ -210,23 +169,28 @@ CHECKS: tuple[Check, ...] = (
     ),
     _check(
         f"{_PLUGINS}.user_buffer",
-        lambda q: (
-            q.on("user_buffer") and (q.architecture != "LlamaForCausalLM" or "FP8" not in q.algos)
-        ),
-        "on, and is for LlamaForCausalLM with FP8 weights",
+        lambda q: q.on("user_buffer") and q.architecture != "LlamaForCausalLM",
+        "on, and is for LlamaForCausalLM alone",
     ),
     _check(
         f"{_PLUGINS}.norm_quant_fusion",
-        lambda q: (
-            q.on("norm_quant_fusion")
-            and (q.architecture != "LlamaForCausalLM" or "NVFP4" not in q.algos)
-        ),
-        "on, and is for LlamaForCausalLM with NVFP4 weights",
+        lambda q: q.on("norm_quant_fusion") and q.architecture != "LlamaForCausalLM",
+        "on, and is for LlamaForCausalLM alone",
+    ),
+    _check(
+        f"{_PLUGINS}.norm_quant_fusion",
+        lambda q: q.on("norm_quant_fusion") and q.on("reduce_fusion"),
+        "on, and reduce_fusion turns it off",
     ),
     _check(
         f"{_PLUGINS}.streamingllm",
         lambda q: q.on("streamingllm") and q.architecture != "LlamaForCausalLM",
         "on, and is for LlamaForCausalLM alone",
+    ),
+    _check(
+        f"{_PLUGINS}.streamingllm",
+        lambda q: q.on("streamingllm") and q.target.version not in ("0.21", "1.0"),
+        "on, and is refused from 1.1 on; versions that have it: 0.21, 1.0",
     ),
     _check(
         f"{_PLUGINS}.streamingllm",
@@ -249,4 +213,25 @@ CHECKS: tuple[Check, ...] = (
 
 def check_reasons(question: Question) -> list[str]:
     """Return the line of every check that the build fails."""
-    return [f"{check.field}: {check.text}" for check in CHECKS if check.wrong(question)]
+    reasons = [f"{check.field}: {check.text}" for check in CHECKS if check.wrong(question)]
+    return [*reasons, *_option_reasons(question)]
+
+
+def _option_reasons(question: Question) -> list[str]:
+    """Return what the ops' own tables say of the options that are asked for."""
+    reasons = []
+    for name, value in question.limits.kernel_choices.items():
+        option = PLUGIN_OPTIONS[name]
+        if value in (False, "none"):
+            continue
+        said = "on" if value is True else value
+        needed = option.needs.get(value, ())
+        if needed and not question.algos & {*needed}:
+            weights = f"not {needed[0]}" if len(needed) == 1 else f"none of {', '.join(needed)}"
+            reasons.append(f"{_PLUGINS}.{name}: {said}, and the weights are {weights}")
+        if not option.runs_on(question.capability):
+            reasons.append(
+                f"{_PLUGINS}.{name}: {said}, which compute capability {question.capability} does"
+                f" not have; it works {option.where()}"
+            )
+    return reasons

@@ -4,7 +4,8 @@ Source: tensorrt_llm/commands/build.py and plugin/plugin.py (add_plugin_argument
 """
 
 from llmc.builders.targets import BuildLimits
-from llmc.builders.targets.tensorrt_llm.build_options import PLUGIN_OPTIONS, Value
+from llmc.builders.targets.tensorrt_llm.build_options import PLUGIN_OPTIONS
+from llmc.plugins.tensorrt_llm_options import Value
 from llmc.recipes.tensorrt_llm import TensorrtLlmTarget
 
 
@@ -29,21 +30,24 @@ def build_command(
             ("input_timing_cache", target.timing_cache),
             ("output_timing_cache", target.timing_cache),
         ]
-    for name, value in target.plugins.model_dump().items():
-        if value is not None:
-            assert PLUGIN_OPTIONS[name].flag, name
-            arguments.append((name, _word(value)))
+    choices = dict(limits.kernel_choices)
+    fast_build = choices.pop("manage_weights", False)
+    for name, choice in choices.items():
+        assert PLUGIN_OPTIONS[name].flag, name
+        arguments.append((name, plugin_word(choice)))
     command = ["trtllm-build"]
     for name, value in arguments:
         command += [f"--{name}", str(value)]
     switches = (
+        ("--fast_build", fast_build),
         ("--strip_plan", target.strip_plan),
         ("--weight_streaming", target.weight_streaming),
     )
     return [*command, *(flag for flag, is_on in switches if is_on)]
 
 
-def _word(value: bool | str) -> str:
+def plugin_word(value: bool | str) -> str:
+    """Return a plugin option's value as trtllm-build's flags have it."""
     if isinstance(value, bool):
         return "enable" if value else "disable"
     return "disable" if value == "none" else value

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -16,6 +16,7 @@ from llmc.builders.targets.tensorrt_llm.quantizations import (
 from llmc.builders.targets.tensorrt_llm.versions import VERSIONS
 from llmc.checkpoint import CheckpointConfig
 from llmc.quant import FORMATS
+from llmc.recipes.plugins import PluginRecipe
 
 GOLDENS = sorted((Path(__file__).parents[2] / "goldens" / "checkpoints").glob("*.json"))
 ENGINE_LINES = [line for line, version in VERSIONS.items() if version.has_engines]
@@ -106,6 +107,59 @@ def test_what_a_version_lacks_is_one_reason(
 
 def test_options_are_trtllm_builds() -> None:
     assert BUILD_OPTIONS["max_num_tokens"].default == 8192
-    assert PLUGIN_OPTIONS["tokens_per_block"].default == 32
     assert not BUILD_OPTIONS.keys() & PLUGIN_OPTIONS.keys()
-    assert sum(option.flag for option in PLUGIN_OPTIONS.values()) == 28
+
+
+PLUGIN_CONFIG = """
+dtype=float16 bert_attention_plugin=auto gpt_attention_plugin=auto gemm_plugin=None
+gemm_swiglu_plugin=None fp8_rowwise_gemm_plugin=None qserve_gemm_plugin=None identity_plugin=None
+nccl_plugin=auto lora_plugin=None dora_plugin=False weight_only_groupwise_quant_matmul_plugin=None
+weight_only_quant_matmul_plugin=None smooth_quant_plugins=True smooth_quant_gemm_plugin=None
+layernorm_quantization_plugin=None rmsnorm_quantization_plugin=None quantize_per_token_plugin=False
+quantize_tensor_plugin=False moe_plugin=auto mamba_conv1d_plugin=auto low_latency_gemm_plugin=None
+low_latency_gemm_swiglu_plugin=None gemm_allreduce_plugin=None context_fmha=True
+bert_context_fmha_fp32_acc=False paged_kv_cache=None remove_input_padding=True
+norm_quant_fusion=False reduce_fusion=False user_buffer=False tokens_per_block=32
+use_paged_context_fmha=True use_fp8_context_fmha=True fuse_fp4_quant=False multiple_profiles=False
+paged_state=True streamingllm=False manage_weights=False use_fused_mlp=True pp_reduce_scatter=False
+"""
+"""Fields of PluginConfig and their defaults, read in NVIDIA/TensorRT-LLM c20322ff (pydantic, 1.2)
+and in the last dataclass before it, tensorrt_llm/plugin/plugin.py."""
+
+CLI_PLUGIN_ARGS = """
+bert_attention_plugin gpt_attention_plugin gemm_plugin gemm_swiglu_plugin fp8_rowwise_gemm_plugin
+lora_plugin dora_plugin moe_plugin mamba_conv1d_plugin nccl_plugin low_latency_gemm_plugin
+low_latency_gemm_swiglu_plugin gemm_allreduce_plugin context_fmha bert_context_fmha_fp32_acc
+remove_input_padding tokens_per_block use_paged_context_fmha use_fp8_context_fmha fuse_fp4_quant
+multiple_profiles paged_state streamingllm norm_quant_fusion reduce_fusion user_buffer use_fused_mlp
+pp_reduce_scatter
+"""
+"""Those of them that trtllm-build has flags for, ibid."""
+
+
+def test_the_ops_have_all_of_plugin_config() -> None:
+    found = {f"{name}={option.default}" for name, option in PLUGIN_OPTIONS.items()}
+    assert found == {*PLUGIN_CONFIG.split()}
+    flags = {name for name, option in PLUGIN_OPTIONS.items() if option.flag}
+    assert flags == {*CLI_PLUGIN_ARGS.split()}
+
+
+NOT_OURS = (
+    "bert_attention_plugin bert_context_fmha_fp32_acc mamba_conv1d_plugin paged_state".split()
+)
+NOT_OURS += ["lora_plugin", "dora_plugin"]
+"""Flags for what llmc does not build: encoders, Mamba, adapters."""
+
+
+def test_build_plugins_sets_every_option_and_no_other_value() -> None:
+    flags = {name for name, option in PLUGIN_OPTIONS.items() if option.flag}
+    assert PluginRecipe.model_fields.keys() == flags - {*NOT_OURS} | {"manage_weights"}
+    for name, field in PluginRecipe.model_fields.items():
+        option = PLUGIN_OPTIONS[name]
+        said = {value for part in get_args(field.annotation) for value in get_args(part) or [part]}
+        if name == "tokens_per_block":
+            assert all(isinstance(value, int) for value in said)
+        elif option.values:
+            assert said - {type(None)} <= {*option.values}, name
+        else:
+            assert said - {type(None)} == {bool}, name

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from llmc.errors import UnsupportedError
 from llmc.log import NullProgress
 from llmc.mapping import Mapping
 from llmc.recipes.loader import load_recipe, parse_set
+from llmc.recipes.plugins import PluginRecipe
 from llmc.recipes.tensorrt_llm import TensorrtLlmTarget
 from tests.builders.tiny_hf import write_model
 
@@ -33,6 +35,7 @@ def reasons(
     mapping: Mapping | None = None,
     limits: BuildLimits = LIMITS,
     golden: str = "llama",
+    plugins: dict[str, Any] | None = None,
     **settings: Any,
 ) -> list[str]:
     data = json.loads((GOLDENS / f"{golden}.json").read_text(encoding="utf-8"))["config"]
@@ -44,7 +47,8 @@ def reasons(
         quantization=quantization or Quantization(),
     )
     target = TensorrtLlmTarget.model_validate({"kind": "tensorrt-llm", **settings})
-    return unsupported(config, limits, target)
+    choices = PluginRecipe.model_validate(plugins or {}).kernel_choices
+    return unsupported(config, replace(limits, kernel_choices=choices), target)
 
 
 FP8 = Quantization.of("FP8")
@@ -63,8 +67,22 @@ FP8 = Quantization.of("FP8")
         ({"plugins": {"gemm_plugin": "bfloat16"}}, "another dtype than the checkpoint's"),
         ({"plugins": {"use_fp8_context_fmha": True}, "quantization": FP8}, "KV cache is not FP8"),
         ({"plugins": {"low_latency_gemm_plugin": "fp8"}}, "weights are not FP8"),
+        (
+            {"plugins": {"gemm_swiglu_plugin": "fp8"}, "quantization": FP8, "gpu": "L40S"},
+            "gemm_swiglu_plugin: fp8, which compute capability 89 does not have; it works on 90",
+        ),
+        ({"plugins": {"fp8_rowwise_gemm_plugin": "auto"}}, "not FP8_PER_CHANNEL_PER_TOKEN"),
+        (
+            {"plugins": {"use_fp8_context_fmha": True, "use_paged_context_fmha": False}},
+            "none of FP8, W4A8_AWQ, NVFP4",
+        ),
+        ({"plugins": {"streamingllm": True}, "version": "1.1"}, "is refused from 1.1 on"),
+        ({"plugins": {"streamingllm": True}, "version": "1.0"}, None),
         ({"plugins": {"reduce_fusion": True}}, "reduce_fusion: on, and is for tp above 1"),
-        ({"plugins": {"norm_quant_fusion": True}}, "norm_quant_fusion: on"),
+        (
+            {"plugins": {"norm_quant_fusion": True}},
+            "norm_quant_fusion: on, and the weights are not",
+        ),
         ({"plugins": {"pp_reduce_scatter": True}}, "MixtralForCausalLM alone"),
         ({"plugins": {"nccl_plugin": "none"}, "mapping": Mapping(tp_size=2)}, "several ranks"),
         ({"gpu": "A100-80GB", "quantization": FP8}, "it runs from 89"),
@@ -104,7 +122,8 @@ def test_targets_has_every_version() -> None:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tensorrt_llm")
     write_model(root / "model", hidden_size=128)
-    recipe = recipe_of(root / "model", "target.workers=2", "mapping.tp=2")
+    plugins = ("build.plugins.gemm_plugin=auto", "build.plugins.manage_weights=true")
+    recipe = recipe_of(root / "model", "target.workers=2", "mapping.tp=2", *plugins)
     pipeline.build(
         recipe, root / "out", until="engine", progress=NullProgress(), report=lambda _: None
     )
@@ -148,8 +167,10 @@ def test_job_builds_what_the_recipe_says(built: Path, tmp_path: Path) -> None:
     assert not (built / "engine").exists()
     done = run_script(built, tmp_path, version="1.2.1", capability="9.0")
     assert done.returncode == 0, done.stderr
-    words = (tmp_path / "log").read_text(encoding="utf-8").split("\n")
-    given = dict(zip(words[:-1:2], words[1::2], strict=True))
+    words = (tmp_path / "log").read_text(encoding="utf-8").split()
+    words.remove("--fast_build")
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    assert given["--gemm_plugin"] == "auto"
     assert given["--workers"] == "2" and given["--max_num_tokens"] == "64"
     assert given["--checkpoint_dir"] == str(built / "checkpoint")
     stamp = json.loads((tmp_path / "engine" / "build.json").read_text(encoding="utf-8"))
