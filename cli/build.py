@@ -96,7 +96,7 @@ def build(
     ] = None,
     compute_capability: Annotated[
         list[int] | None,
-        typer.Option(metavar="NN", help="tensorrt-rtx: GPU to build for, e.g. 89; repeatable."),
+        typer.Option(metavar="NN", help="GPU to build for, e.g. 89; repeatable for tensorrt-rtx."),
     ] = None,
     weights: Annotated[
         str | None, typer.Option(help="tensorrt-rtx: weights in the plan: auto, embed, refit.")
@@ -224,7 +224,31 @@ def read_source(source: str, settings: list[str], values: dict[str, Any]) -> "Re
             hint="a hub id is not downloaded: download the model and give its directory",
         )
     overrides += [parse_set(text) for text in settings]
-    return load_recipe(path, overrides + flag_overrides(FLAGS, values))
+    asked = values.get("--compute-capability")
+    if asked is None:
+        return load_recipe(path, overrides + flag_overrides(FLAGS, values))
+    without = flag_overrides(FLAGS, {**values, "--compute-capability": None})
+    target = load_recipe(path, overrides + without).target.kind
+    field, value = capability_field(target, asked)
+    flag = {"--compute-capability": field}
+    return load_recipe(
+        path, overrides + without + flag_overrides(flag, {"--compute-capability": value})
+    )
+
+
+def capability_field(target: str, asked: list[int]) -> tuple[str, list[int] | int]:
+    """Return the field that `--compute-capability` sets of `target`, and its value.
+
+    Raises: RecipeError for a target without GPUs, or several GPUs where there can be one.
+    """
+    flag = f"--compute-capability {' '.join(map(str, asked))}"
+    if target == "tensorrt-rtx":
+        return FLAGS["--compute-capability"], asked
+    if target != "tensorrt-llm":
+        raise RecipeError(f"{flag}: the target {target} is for no GPU")
+    if len(asked) > 1:
+        raise RecipeError(f"{flag}: an engine of TensorRT-LLM is for one GPU, expected one number")
+    return "target.compute_capability", asked[0]
 
 
 def run(

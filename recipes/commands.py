@@ -11,7 +11,7 @@ import yaml
 
 from llmc.errors import RecipeError
 from llmc.recipes.loader import Override, load_recipe, parse_set
-from llmc.recipes.migration import NOT_SAID, TOOLS, Flag
+from llmc.recipes.migration import IMPLIED, NOT_SAID, TOOLS, Flag
 
 _BARE = ("-i", "--in_place")
 """Switches of fill_template.py itself."""
@@ -64,6 +64,7 @@ def migrate(commands: Sequence[str]) -> Migrated:
         tool, words = _split_tool(command)
         pairs = _placeholders(words) if tool == "fill_template.py" else _flags(tool, words)
         given = list(pairs)
+        fields |= {name: (value, tool) for name, value in IMPLIED.get(tool, {}).items()}
         # Switches first: --use_weight_only is what the flag that says more of it refines.
         for one in sorted(given, key=lambda one: one.flag.takes != "none"):
             if one.flag.field is None:

@@ -157,7 +157,15 @@ QUANTIZE: tuple[Flag, ...] = (
     *_none(_OUTPUT, "--output_dir"),
 )
 
-_FUSED = "llmc fuses by itself; the target chooses its kernels"
+_ON: dict[str, Any] = {"enable": True, "disable": False}
+_NOT_BUILT = "llmc builds decoders of text"
+
+
+def _plugins(values: Mapping[str, Any], *names: str) -> tuple[Flag, ...]:
+    return tuple(
+        Flag(names=(f"--{name}",), field=f"build.plugins.{name}", values=values) for name in names
+    )
+
 
 BUILD: tuple[Flag, ...] = (
     *_none("one recipe does both: model is the Hugging Face directory", "--checkpoint_dir"),
@@ -169,22 +177,23 @@ BUILD: tuple[Flag, ...] = (
     Flag(names=("--max_seq_len", "--max_decoder_seq_len"), field="build.max_seq_len"),
     _same("build.max_num_tokens", "--max_num_tokens"),
     Flag(names=("--tokens_per_block",), field="build.plugins.tokens_per_block"),
-    *_none("llmc has no beams", "--max_beam_width"),
-    *_none("profiles are the target's", "--opt_num_tokens", "--multiple_profiles"),
+    _same("target.max_beam_width", "--max_beam_width"),
+    *_none("trtllm-build's default is kept", "--opt_num_tokens"),
     *_none("llmc builds decoders alone", "--max_encoder_input_len"),
     *_none(
         "llmc has no prompt tables", "--max_prompt_embedding_table_size", "--max_multimodal_len"
     ),
     *_none("the KV cache is always paged", "--kv_cache_type", "--paged_kv_cache", "--paged_state"),
-    *_none("the target keeps its own", "--input_timing_cache", "--output_timing_cache"),
+    _same("target.timing_cache", "--input_timing_cache"),
+    *_none("target.timing_cache is read and written", "--output_timing_cache"),
     *_none("for debugging TensorRT", "--profiling_verbosity"),
     *_none("for debugging TensorRT", "--enable_debug_output", "--visualize_network", takes="none"),
     *_none("for debugging TensorRT", "--dry_run", "--monitor_memory", takes="none"),
-    *_none("target.weights: refit, target tensorrt-rtx", "--strip_plan", takes="none"),
+    _switch("target.strip_plan", "--strip_plan"),
     *_none("llmc has no sparse weights", "--weight_sparsity", takes="none"),
-    *_none("llmc does not stream weights", "--weight_streaming", takes="none"),
-    *_none("target.weights: refit, target tensorrt-rtx", "--fast_build", takes="none"),
-    *_none(_WORKERS, "--workers"),
+    _switch("target.weight_streaming", "--weight_streaming"),
+    _switch("build.plugins.manage_weights", "--fast_build"),
+    _same("target.workers", "--workers"),
     *_none(_LOG, "--log_level"),
     *_none("logits are float32", "--logits_dtype"),
     *_none("logits are not returned", "--gather_context_logits", takes="none"),
@@ -195,16 +204,16 @@ BUILD: tuple[Flag, ...] = (
     *_none("llmc has no adapters", "--dora_plugin"),
     *_none(_NO_SPECULATION, "--speculative_decoding_mode", "--max_draft_len"),
     *_none("mapping.tp and mapping.pp", "--auto_parallel", "--gpus_per_node", "--cluster_key"),
-    *_none(_FUSED, "--bert_attention_plugin", "--gpt_attention_plugin", "--gemm_plugin"),
-    *_none(_FUSED, "--gemm_swiglu_plugin", "--low_latency_gemm_plugin"),
-    *_none(_FUSED, "--low_latency_gemm_swiglu_plugin", "--fp8_rowwise_gemm_plugin"),
-    *_none(_FUSED, "--qserve_gemm_plugin", "--nccl_plugin", "--moe_plugin"),
-    *_none(_FUSED, "--mamba_conv1d_plugin", "--gemm_allreduce_plugin", "--context_fmha"),
-    *_none(_FUSED, "--bert_context_fmha_fp32_acc", "--remove_input_padding"),
-    *_none(_FUSED, "--norm_quant_fusion", "--reduce_fusion", "--user_buffer"),
-    *_none(_FUSED, "--use_paged_context_fmha", "--use_fp8_context_fmha", "--fuse_fp4_quant"),
-    *_none(_FUSED, "--use_fused_mlp", "--pp_reduce_scatter"),
-    *_none("llmc has no StreamingLLM cache", "--streamingllm"),
+    *_none(_NOT_BUILT, "--bert_attention_plugin", "--bert_context_fmha_fp32_acc"),
+    *_none(_NOT_BUILT, "--mamba_conv1d_plugin", "--qserve_gemm_plugin"),
+    *_plugins({"disable": "none"}, "gpt_attention_plugin", "gemm_plugin", "gemm_swiglu_plugin"),
+    *_plugins({"disable": "none"}, "fp8_rowwise_gemm_plugin", "low_latency_gemm_plugin"),
+    *_plugins({"disable": "none"}, "low_latency_gemm_swiglu_plugin", "gemm_allreduce_plugin"),
+    *_plugins({"disable": "none"}, "nccl_plugin", "moe_plugin"),
+    *_plugins(_ON, "context_fmha", "use_paged_context_fmha", "use_fp8_context_fmha"),
+    *_plugins(_ON, "fuse_fp4_quant", "streamingllm", "remove_input_padding", "multiple_profiles"),
+    *_plugins(_ON, "norm_quant_fusion", "reduce_fusion", "user_buffer", "use_fused_mlp"),
+    *_plugins(_ON, "pp_reduce_scatter"),
 )
 
 _BOOLEANS: dict[str, Any] = {"True": True, "False": False}
@@ -263,3 +272,6 @@ TOOLS: dict[str, tuple[Flag, ...]] = {
     "fill_template.py": FILL_TEMPLATE,
 }
 """Program → its flags; of fill_template.py its placeholders."""
+
+IMPLIED: dict[str, dict[str, Any]] = {"trtllm-build": {"target.kind": "tensorrt-llm"}}
+"""Program → recipe fields that calling it says, whatever its flags."""

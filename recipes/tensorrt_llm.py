@@ -23,8 +23,8 @@ class TensorrtLlmTarget(Part):
         default=None,
         description="GPU, e.g. H100-80GB: says compute capability and memory; none: those two do.",
     )
-    compute_capability: PositiveInt = Field(
-        default=90, description="Compute capability of the GPU, e.g. 89, where gpu is none."
+    compute_capability: PositiveInt | None = Field(
+        default=None, description="Compute capability of the GPU, e.g. 89; none: gpu's, or 90."
     )
     gpu_memory_gib: PositiveFloat | None = Field(
         default=None, description="Memory of a GPU; none: gpu's, or not held against the model."

@@ -75,6 +75,12 @@ class NotRunnableHereError(ToolchainError):
     """This machine lacks what the engine runs on, whatever the engine is like."""
 
 
+TENSORRT_LLM_KEYS = {"version", "pretrained_config", "build_config"}
+"""What the config.json of an engine has that TensorRT-LLM wrote, who knows nothing of llmc.
+
+Source: NVIDIA/TensorRT-LLM tensorrt_llm/builder.py (EngineConfig.to_dict)."""
+
+
 class Engine(Protocol):
     """A loaded model: weights, KV pool and kernels to step them. Used by one thread at a time."""
 
@@ -116,7 +122,10 @@ def read_engine_config(engine_dir: Path) -> dict[str, Any]:
 
 def engine_target(engine_dir: Path) -> str:
     """Return the target an engine directory was built for. Raises: CheckpointError."""
-    section = read_engine_config(engine_dir).get("llmc")
+    config = read_engine_config(engine_dir)
+    section = config.get("llmc")
+    if section is None and config.keys() >= TENSORRT_LLM_KEYS:
+        return "tensorrt-llm"
     target = section.get("target") if isinstance(section, dict) else None
     if not isinstance(target, str):
         raise CheckpointError(

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llmc.builders.targets.tensorrt_llm.build_options import PLUGIN_OPTIONS
 from llmc.cli.recipe_from_command import render_page
 from llmc.errors import RecipeError
 from llmc.quant import FORMATS
 from llmc.recipes.commands import migrate
 from llmc.recipes.loader import leaf_fields
 from llmc.recipes.migration import NOT_SAID, TOOLS
+from llmc.recipes.plugins import PluginRecipe
 from tests.cli.run import llmc
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
@@ -83,13 +85,14 @@ def test_the_commands_of_one_build_are_one_recipe() -> None:
         "dtype": "float16",
         "quantization": {"algo": "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", "alpha": 0.5},
         "mapping": {"tp": 2},
-        "build": {"max_batch_size": 8, "max_seq_len": 2048},
+        "target": {"kind": "tensorrt-llm", "workers": 2},
+        "build": {"max_batch_size": 8, "max_seq_len": 2048, "plugins": {"gemm_plugin": "auto"}},
         "serve": {"decoupled": False, "kv_cache_free_gpu_mem_fraction": 0.5},
     }
     comments = re.findall(r"^# (.*?):", text, re.MULTILINE)
     assert comments == [
         *("--per_channel", "--per_token", "--output_dir ckpt", "--checkpoint_dir ckpt"),
-        *("--gemm_plugin auto", "--lora_dir a b", "--workers 2", "gpu_device_ids 0,1"),
+        *("--lora_dir a b", "gpu_device_ids 0,1"),
     ]
 
 
@@ -128,6 +131,36 @@ def test_flags_that_belong_together(command: str, fields: dict[str, object]) -> 
     assert migrate([command]).fields == fields
 
 
+def test_every_option_of_a_plugin_is_a_field() -> None:
+    """With the values trtllm-build takes, each is a recipe."""
+    options = {name: option for name, option in PLUGIN_OPTIONS.items() if option.flag}
+    fields = {flag.field: flag for flag in TOOLS["trtllm-build"] if flag.field}
+    for name in PluginRecipe.model_fields.keys() - {"tokens_per_block", "manage_weights"}:
+        assert fields[f"build.plugins.{name}"].names == (f"--{name}",)
+        words = [word for word in options[name].values if word not in ("int32", "none")]
+        for word in [*(words or ["enable"]), "disable"]:
+            found = migrate([f"trtllm-build --{name} {word}"]).fields[f"build.plugins.{name}"]
+            assert found == {"enable": True, "disable": "none" if words else False}.get(word, word)
+
+
+def test_the_target_says_what_trtllm_build_was_told() -> None:
+    command = (
+        "trtllm-build --strip_plan --weight_streaming --fast_build --max_beam_width 4 --workers 2"
+        " --input_timing_cache a.cache --output_timing_cache a.cache"
+    )
+    found = migrate([command])
+    assert found.fields == {
+        "target.kind": "tensorrt-llm",
+        "target.strip_plan": True,
+        "target.weight_streaming": True,
+        "build.plugins.manage_weights": True,
+        "target.max_beam_width": 4,
+        "target.workers": 2,
+        "target.timing_cache": "a.cache",
+    }
+    assert [source for source, _ in found.left] == ["--output_timing_cache a.cache"]
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -151,7 +184,10 @@ def test_the_command_prints_the_recipe(
     command = "trtllm-build --max_num_tokens 512"
     done = llmc("recipe", "from-command", command, capsys=capsys, monkeypatch=monkeypatch)
     assert done.code == 0
-    assert yaml.safe_load(done.stdout) == {"build": {"max_num_tokens": 512}}
+    assert yaml.safe_load(done.stdout) == {
+        "target": {"kind": "tensorrt-llm"},
+        "build": {"max_num_tokens": 512},
+    }
     assert "# model: " in done.stdout
 
 

@@ -7,7 +7,14 @@ import pytest
 
 from llmc.errors import CheckpointError, UnsupportedError
 from llmc.runtime import engine as engine_module
-from llmc.runtime.engine import KvCacheConfig, engine_target, load_engine
+from llmc.runtime.engine import (
+    KvCacheConfig,
+    NotRunnableHereError,
+    check_engine,
+    engine_target,
+    load_engine,
+    require_machine,
+)
 from tests.runtime.paged_engine import LIMITS, PagedEngine
 
 
@@ -71,6 +78,19 @@ def test_an_unknown_target_lists_the_known(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="unknown target 'cpuu'; known: .*cpu") as caught:
         load_engine(tmp_path, kv=KvCacheConfig())
     assert caught.value.hint == "did you mean 'cpu'?"
+
+
+def test_engines_of_tensorrt_llm_are_its_own_backends(tmp_path: Path) -> None:
+    write(tmp_path, {"version": "1.2.1", "pretrained_config": {}, "build_config": {}})
+    assert engine_target(tmp_path) == "tensorrt-llm"
+    for ask in (
+        lambda: load_engine(tmp_path, kv=KvCacheConfig()),
+        lambda: check_engine(tmp_path, 0),
+        lambda: require_machine(tmp_path),
+    ):
+        with pytest.raises(NotRunnableHereError, match="an engine of TensorRT-LLM") as caught:
+            ask()
+        assert "tensorrtllm" in caught.value.hint
 
 
 def test_blocks_per_sequence_are_rounded_up() -> None:

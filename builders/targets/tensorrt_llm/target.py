@@ -26,6 +26,9 @@ from llmc.recipes.tensorrt_llm import TensorrtLlmTarget
 
 log = logging.getLogger(__name__)
 
+_HOPPER = 90
+"""The compute capability of a recipe that names none."""
+
 _NOT_TOKENIZER = ("config.json", "quant_cfg.json")
 
 
@@ -36,6 +39,14 @@ def unsupported(
     reasons = []
     if options.gpu is not None and options.gpu not in GPUS:
         reasons.append(f"target.gpu: {options.gpu!r}, expected one of {', '.join(GPUS)}")
+    elif options.gpu is not None and options.compute_capability not in (
+        None,
+        GPUS[options.gpu].capability,
+    ):
+        reasons.append(
+            f"target.compute_capability: {options.compute_capability}, that of target.gpu"
+            f" {options.gpu} is {GPUS[options.gpu].capability}"
+        )
     reasons += _version_reasons(config, options)
     capability = _capability(options)
     algos, kv_algo = algos_of(config), config.quantization.kv_cache_quant_algo
@@ -78,7 +89,7 @@ def hand_over(
 
 def _capability(options: TensorrtLlmTarget) -> int:
     gpu = GPUS.get(options.gpu or "")
-    return gpu.capability if gpu is not None else options.compute_capability
+    return options.compute_capability or (gpu.capability if gpu is not None else _HOPPER)
 
 
 def _memory_gib(options: TensorrtLlmTarget) -> float | None:

@@ -60,6 +60,7 @@ FP8 = Quantization.of("FP8")
         ({}, None),
         ({"version": "1.3"}, "versions that do: 0.21, 1.0, 1.1, 1.2"),
         ({"gpu": "H200X"}, "target.gpu: 'H200X', expected one of A10,"),
+        ({"gpu": "L40S", "compute_capability": 90}, "that of target.gpu L40S is 89"),
         ({"workers": 2}, "target.workers: more than there are ranks"),
         ({"plugins": {"gpt_attention_plugin": "none"}}, "gpt_attention_plugin: off"),
         ({"plugins": {"remove_input_padding": False}}, "remove_input_padding: off"),
@@ -206,7 +207,10 @@ def test_jobs_are_yaml_that_run_the_script(built: Path) -> None:
 
 
 def test_nothing_is_written_of_a_build_that_would_fail(built: Path, tmp_path: Path) -> None:
-    recipe = recipe_of(built.parent / "model", "quantization.algo=FP8", "target.gpu=A10")
+    recipe = recipe_of(
+        built.parent / "model",
+        *("quantization.algo=FP8", "target.gpu=A10", "target.compute_capability=null"),
+    )
     with pytest.raises(UnsupportedError, match="it runs from 89"):
         pipeline.build(
             recipe, tmp_path, until="engine", progress=NullProgress(), report=lambda _: None
