@@ -5,6 +5,7 @@ module of whichever TensorRT builds (tensorrt_rtx_bindings or tensorrt); enums a
 """
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -161,14 +162,22 @@ class Layers:
         return self.output(layer, "shuffle")
 
     def columns(self, tensor: Tensor, start: int, count: int) -> Tensor:
-        """Return columns [start, start + count) of the last axis of a tensor [B, S, columns]."""
-        shape = self.output(self.network.add_shape(tensor), "shape")
+        """Return columns [start, start + count) of the last axis of a tensor [B, S, columns].
+
+        They are cut as whole parts of a fourth axis. Cut from the last axis, columns of a product
+        would have the builder cut its weight, and keep a second copy of it in the one profile whose
+        kernels it joins again: a third more memory, of a plan and of the GPU.
+        """
+        size = math.gcd(start, count, tensor.shape[2])
+        parts = self.split_last(tensor, tensor.shape[2] // size)
+        shape = self.output(self.network.add_shape(parts), "shape")
         rows = self.output(self.network.add_slice(shape, (0,), (2,), (1,)), "rows")
-        size = self.network.add_concatenation([rows, self.small([count], "int64")])
-        size.axis = 0
-        layer = self.network.add_slice(tensor, (0, 0, start), (0, 0, 0), (1, 1, 1))
-        layer.set_input(2, self.output(size, "size"))
-        return self.output(layer, "columns")
+        kept = self.small([count // size, size], "int64")
+        joined = self.network.add_concatenation([rows, kept])
+        joined.axis = 0
+        layer = self.network.add_slice(parts, (0, 0, start // size, 0), (0, 0, 0, 0), (1, 1, 1, 1))
+        layer.set_input(2, self.output(joined, "size"))
+        return self.reshape(self.output(layer, "columns"), (0, 0, count))
 
     def gather(self, table: Tensor, indices: Tensor, *, batched: bool = False) -> Tensor:
         """Take rows of table [N, columns], or batched: of each slot of table [B, S, columns]."""

@@ -14,13 +14,16 @@ from llmc.builders.shapes import config_of
 from llmc.builders.targets import BuildLimits
 from llmc.builders.targets.tensorrt_compile import PROFILES, compile_plan
 from llmc.builders.targets.tensorrt_evidence import expected_of, gather
-from llmc.builders.targets.tensorrt_network import lower_network
+from llmc.builders.targets.tensorrt_network import Weights, lower_network
+from llmc.builders.targets.tensorrt_plan import read_plan
 from llmc.checkpoint import CheckpointConfig, Quantization
 from llmc.mapping import Mapping
 from llmc.recipes.loader import Override, load_recipe
+from llmc.weights import SafetensorsFile
 from tests.builders.families.tiny_families import write_case
 from tests.builders.targets.tensorrt_networks import TOOLKIT
 from tests.plugins.tiny_llama import TinyLlama
+from tests.runtime.cpu_engines import write_checkpoint
 
 LIMITS = BuildLimits(
     max_batch_size=4, max_num_tokens=64, max_input_len=63, max_seq_len=64, tokens_per_block=32
@@ -58,18 +61,27 @@ def gemma2(directory: Path) -> CheckpointConfig:
     return replace(config, arch=arch, dtype="float16")
 
 
-def build(config: CheckpointConfig, path: Path) -> list[dict[str, Any]]:
-    """Build rank 0's plan for 89, expect no contradiction, and return what its profiles launch."""
-    lowered = lower_network(TOOLKIT, config, 0, max_seq_len=LIMITS.max_seq_len, weights="refit")
+def compile_rank(
+    config: CheckpointConfig, path: Path, *, weights: Weights, file: SafetensorsFile | None = None
+) -> None:
+    """Build rank 0's plan for 89."""
+    lowered = lower_network(
+        TOOLKIT, config, 0, max_seq_len=LIMITS.max_seq_len, weights=weights, file=file
+    )
     compile_plan(
         TOOLKIT,
         lowered,
         path,
         capabilities=(89,),
         limits=LIMITS,
-        weights="refit",
+        weights=weights,
         step=lambda phase, done, total: None,
     )
+
+
+def build(config: CheckpointConfig, path: Path) -> list[dict[str, Any]]:
+    """Build rank 0's plan, expect no contradiction, and return what its profiles launch."""
+    compile_rank(config, path, weights="refit")
     facts, problems = gather(path, expected_of(build_network(config, 0), config.dtype), PROFILES)
     assert problems == []
     programs: dict[str, dict[str, Any]] = facts["programs"]
@@ -92,6 +104,15 @@ def test_soft_capped_attention_builds(tmp_path: Path) -> None:
     for program in build(gemma2(tmp_path), tmp_path / "plan"):
         # Products of scores and of values, in each layer, beside those of weights.
         assert program["gemms"]["half x half"] > 4 and not program["attention"]
+
+
+def test_profiles_share_every_weight(tmp_path: Path) -> None:
+    """A second copy of the joined products' weights would make it half as much again."""
+    tiny = TinyLlama.make(hidden_size=256, intermediate_size=512, num_hidden_layers=1)
+    checkpoint = write_checkpoint(tiny, replace(tiny.config(), dtype="float16"), tmp_path / "in")
+    compile_rank(checkpoint.config, tmp_path / "plan", weights="embed", file=checkpoint.rank(0))
+    stored = sum(info.num_bytes for info in checkpoint.rank(0).infos.values())
+    assert stored < read_plan(tmp_path / "plan").weights_bytes < 1.1 * stored
 
 
 @pytest.mark.parametrize(
