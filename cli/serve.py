@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import shlex
 import signal
 import socket
@@ -76,7 +77,7 @@ def serve(
       llmc serve OUT/model_repo --http-port 0 --grpc-port 0 --metrics-port 0 --log-file triton.log
     """
     from llmc.model_repo.lint import lint_repository
-    from llmc.model_repo.server import ServerConfig, job_command
+    from llmc.model_repo.server import ServerConfig
     from llmc.model_repo.tritonserver import find_tritonserver
 
     if not repository.is_dir():
@@ -102,11 +103,21 @@ def serve(
         **_ranks(repository, launcher=launcher, hostfile=hostfile),
     )
     if dry_run:
-        typer.echo(shlex.join(job_command(server, config, shm_prefix="llmc_")))
+        typer.echo(_by_hand(server, config))
         return
     with _stop_on_signal() as stop:
         while not _run(server, config, stop, may_restart=restart > 0):
             restart -= 1
+
+
+def _by_hand(server: "TritonServer", config: "ServerConfig") -> str:
+    """Return the line for a shell that starts the same, with the variables it needs."""
+    from llmc.model_repo.server import job_command
+
+    command = job_command(server, config, shm_prefix="llmc_")
+    environment = server.environment().items()
+    changed = [f"{name}={value}" for name, value in environment if os.environ.get(name) != value]
+    return shlex.join(["env", *changed, *command] if changed else command)
 
 
 def _run(

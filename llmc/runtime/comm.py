@@ -4,6 +4,7 @@ Owns the MPI communicators of this process, one for each group a program names. 
 when a communicator is opened, not before: one rank needs no MPI.
 """
 
+import faulthandler
 import os
 import sys
 import time
@@ -156,14 +157,18 @@ def open_communicator(world_size: int) -> MpiCommunicator:
     return MpiCommunicator(MPI)
 
 
-def leave() -> None:
+def leave(*, timeout_seconds: float = 30.0) -> None:
     """Leave the MPI job this process may be in, with all its ranks; nothing else may follow.
 
-    Triton ends a model's process without waiting for Python's own end, which would do it.
+    Triton ends a model's process without waiting for Python's own end, which would do it. Ranks
+    wait for each other in there, and no thread of Python's may run meanwhile: where one does not
+    come, faulthandler ends this process with exit code 1 and a traceback.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        faulthandler.dump_traceback_later(timeout_seconds, exit=True)
         mpi.Finalize()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def describe_library() -> str:

@@ -62,7 +62,7 @@ class Watch:
         self._listener, self.address, self._token = _listen(host)
         self._known: dict[socket.socket, _Rank] = {}
         self._lock = threading.Lock()
-        self._closing = threading.Event()
+        self._closing, self._wake = socket.socketpair()
         self._callbacks: list[OnLoss] = []
         self.loss: str | None = None
         self._thread = threading.Thread(target=self._run, name="llmc-watch", daemon=True)
@@ -78,25 +78,29 @@ class Watch:
 
     def close(self) -> None:
         """Tell the ranks that the end of this process is in order."""
-        self._closing.set()
+        self._wake.close()
         self._thread.join()
 
     def _run(self) -> None:
         selector = selectors.DefaultSelector()
         selector.register(self._listener, selectors.EVENT_READ)
-        pause = _beat_seconds(self._timeout)
-        while not self._closing.is_set() and self.loss is None:
-            for key, _ in selector.select(pause):
+        selector.register(self._closing, selectors.EVENT_READ)
+        beats, is_closing = _Beats(self._timeout), False
+        while not is_closing and self.loss is None:
+            for key, _ in selector.select(beats.seconds_left()):
                 connection = key.fileobj
                 assert isinstance(connection, socket.socket)
-                if connection is self._listener:
+                if connection is self._closing:
+                    is_closing = True
+                elif connection is self._listener:
                     self._accept(selector)
                 elif (reason := self._receive(connection)) is not None:
                     self._lose(reason)
-            self._beat()
-        if self._closing.is_set():
+            if beats.is_due():
+                self._beat()
+        if is_closing:
             self._send_all(_GOODBYE)
-        for connection in [self._listener, *self._known]:
+        for connection in [self._listener, self._closing, *self._known]:
             connection.close()
         selector.close()
 
@@ -175,7 +179,6 @@ class Report:
             self._socket.sendall(json.dumps(who).encode() + b"\n")
         except OSError as error:
             raise ServeError(f"rank {rank}: nobody watches at {address}: {error}") from error
-        self._socket.settimeout(_beat_seconds(timeout_seconds))
         self._failed = False
         threading.Thread(target=self._run, name="llmc-report", daemon=True).start()
 
@@ -188,7 +191,9 @@ class Report:
 
     def _run(self) -> None:
         last = time.monotonic()
+        beats = _Beats(self._timeout)
         while not self._failed:
+            self._socket.settimeout(beats.seconds_left())
             try:
                 data = self._socket.recv(4096)
             except TimeoutError:
@@ -205,13 +210,30 @@ class Report:
                     f"the process that schedules the ranks has not answered for {self._timeout:g} s"
                 )
             last = now if data is not None else last
-            with contextlib.suppress(OSError):
-                self._socket.send(_BEAT)
+            if beats.is_due():
+                with contextlib.suppress(OSError):
+                    self._socket.send(_BEAT)
         return None
 
 
-def _beat_seconds(timeout_seconds: float) -> float:
-    return min(1.0, timeout_seconds / 5)
+class _Beats:
+    """When the next beat is due: by the clock, for an answer to each beat would never end."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._pause = min(1.0, timeout_seconds / 5)
+        self._next = time.monotonic()
+
+    def seconds_left(self) -> float:
+        """Return how long to wait for it, above 0: a socket with a timeout of 0 does not wait."""
+        return max(self._next - time.monotonic(), 0.001)
+
+    def is_due(self) -> bool:
+        """Return whether it is due now, and then when the next one is."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self._pause
+        return True
 
 
 def _listen(host: str | None) -> tuple[socket.socket, str, str]:

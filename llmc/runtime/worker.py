@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,8 @@ _FIRST_LEN = 2048
 """Integers of the first broadcast of a step: a batch of that size needs no second one."""
 START_SECONDS = 120.0
 """How long a rank may take until it can be watched: to load Python and MPI, from a slow disk."""
+_LOOK_SECONDS = 1.0
+"""How often a rank looks whether its server still runs."""
 LOST_EXIT_CODE = ServeError.exit_code
 
 
@@ -142,6 +145,7 @@ def join_as_follower(
     if ranks.launch_mode != "leader" or world_size == 1:
         return None
     comm = open_communicator(world_size)
+    _end_with_server(comm.rank)
     if comm.rank == 0:
         return None
     (address, *_) = comm.share("")
@@ -170,6 +174,22 @@ def join_as_follower(
     thread = threading.Thread(target=run, name="llmc-rank", daemon=True)
     thread.start()
     return thread
+
+
+def _end_with_server(rank: int) -> None:
+    """End this process soon after the server that started it.
+
+    A server that did not stop in its exit timeout leaves its models' processes behind, and MPI's
+    launcher waits for them.
+    """
+    server = os.getppid()
+
+    def run() -> None:
+        while os.getppid() == server:
+            time.sleep(_LOOK_SECONDS)
+        end_process(rank, "its server ended")
+
+    threading.Thread(target=run, name="llmc-server", daemon=True).start()
 
 
 def end_job(comm: Link, reason: str) -> None:

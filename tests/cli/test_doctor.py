@@ -12,7 +12,7 @@ from llmc.errors import ToolchainError
 from llmc.model_repo.launchers import Launcher
 from llmc.targets import TARGETS
 from tests.cli.run import Done, llmc
-from tests.runtime.test_comm import mpirun
+from tests.runtime.test_comm import mpirun, second_mpirun
 
 Run = Callable[..., Done]
 
@@ -72,6 +72,16 @@ def test_broken_kernels_are_a_finding_not_a_crash(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.mpi
+def test_another_mpi_adds_up_when_it_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = second_mpirun(monkeypatch)
+    done = run("doctor", "mpi", "--launcher", str(launcher), "--json")
+    assert done.code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["launcher"] == f"{launcher} (Open MPI 5)"
+    assert found["library"].startswith("Open MPI 5.")
+
+
+@pytest.mark.mpi
 def test_mpi_adds_up_on_two_ranks(run: Run) -> None:
     mpirun()
     done = run("doctor", "mpi")
@@ -81,7 +91,7 @@ def test_mpi_adds_up_on_two_ranks(run: Run) -> None:
 
 
 def test_mpi_that_does_not_work_says_why(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing() -> Launcher:
+    def nothing(explicit: Path | None) -> Launcher:
         raise ToolchainError("no MPI launcher", hint="pip install it")
 
     monkeypatch.setattr("llmc.model_repo.mpi.find_launcher", nothing)

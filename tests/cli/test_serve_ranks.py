@@ -1,13 +1,16 @@
 """Ranks that are killed, stopped or broken under `llmc serve`: errors in time, nothing left."""
 
 import contextlib
+import dataclasses
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +19,10 @@ import pytest
 
 from llmc.errors import ServeError
 from llmc.model_repo.client import GeneratePiece, GenerateRequest, generate
+from llmc.model_repo.model_processes import is_alive
 from tests.cli.test_serve import FREE_PORTS, processes_with, start
 from tests.model_repo.served import build_engine, emit, needs_triton
-from tests.runtime.test_comm import mpirun
+from tests.runtime.test_comm import mpirun, second_mpirun
 
 pytestmark = [needs_triton, pytest.mark.slow, pytest.mark.mpi]
 
@@ -72,13 +76,20 @@ def address(process: "subprocess.Popen[str]") -> str:
     line = process.stdout.readline()
     match = re.match(r"ready: http://\S+ grpc (\S+) ", line)
     assert match is not None, (line, process.communicate(timeout=150))
-    mapped = SHARED_MEMORY.setdefault(process.pid, set())
-    for child in psutil.Process(process.pid).children(recursive=True):
+    mapped = mapped_by(process.pid)
+    SHARED_MEMORY.setdefault(process.pid, set()).update(mapped)
+    assert any(not name.startswith("llmc_") for name in mapped), "MPI's own"
+    return match[1]
+
+
+def mapped_by(pid: int) -> set[str]:
+    """Return the names in /dev/shm that a process's descendants have mapped."""
+    mapped = set()
+    for child in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{child.pid}/maps").read_text()
             mapped |= set(re.findall(r"/dev/shm/(\S+)$", maps, re.MULTILINE))
-    assert any(not name.startswith("llmc_") for name in mapped), "MPI's own"
-    return match[1]
+    return mapped
 
 
 def find_rank(process: "subprocess.Popen[str]", rank: int) -> psutil.Process:
@@ -239,6 +250,60 @@ def test_llmc_itself_may_be_killed(output: Path, tmp_path: Path, mode: str) -> N
         assert client.end() is not None
         gone, alive = psutil.wait_procs(family, timeout=20)
         assert alive == []
+
+
+def test_another_mpi(output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session under Open MPI, to the end of a rank."""
+    launcher = second_mpirun(monkeypatch)
+    emit(output, launch_mode="leader", rank_timeout_s=RANK_TIMEOUT_S)
+    with serving(output, tmp_path, "--launcher", str(launcher)) as process:
+        url = address(process)
+        assert len(list(generate(url, SHORT, timeout_seconds=60))) == 8
+        client = Client(url, LONG)
+        client.wait_for_tokens()
+        find_rank(process, 1).kill()
+        assert re.search(r"rank 1 \(pid \d+ on \S+\) ended", client.end() or "")
+        _, stderr = process.communicate(timeout=150)
+    assert process.returncode == 7
+    assert re.search(r"rank 1 \(.*\) ended; all ranks end", stderr), stderr
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["first_mpi", "second_mpi"])
+def test_started_by_hand_it_ends_when_it_is_told_to(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: bool
+) -> None:
+    """Triton does not get beyond its exit timeout while an ensemble's stream is open."""
+    launcher = ("--launcher", str(second_mpirun(monkeypatch))) if second else ()
+    emit(output, launch_mode="leader", rank_timeout_s=RANK_TIMEOUT_S)
+    with serving(output, tmp_path, "--dry-run", "--drain", "2", *launcher) as process:
+        line, _ = process.communicate(timeout=150)
+    http, grpc = (re.search(rf"--{name}-port=(\d+)", line) for name in ("http", "grpc"))
+    assert http is not None and grpc is not None
+    with (tmp_path / "by-hand").open("w") as file:
+        server = subprocess.Popen(shlex.split(line), stdout=file, stderr=file)
+    family: list[psutil.Process] = []
+    mapped: set[str] = set()
+    try:
+        assert wait_until(lambda: answers(f"http://127.0.0.1:{http[1]}/v2/health/ready"), 150)
+        family = psutil.Process(server.pid).children(recursive=True)
+        mapped = mapped_by(server.pid)
+        Client(f"127.0.0.1:{grpc[1]}", dataclasses.replace(LONG, end_id=-1)).wait_for_tokens()
+        server.terminate()
+        server.wait(60)
+        assert wait_until(lambda: not any(map(is_alive, family))), family
+    finally:
+        for process_left in filter(is_alive, family):
+            process_left.kill()
+        server.kill()
+        # Without a guard it stays.
+        for name in mapped:
+            Path("/dev/shm", name).unlink(missing_ok=True)
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=1.0) as answer:
+        return bool(answer.status == 200)
+    return False
 
 
 def test_the_command_line_is_printed(output: Path, tmp_path: Path) -> None:

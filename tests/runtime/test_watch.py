@@ -1,9 +1,11 @@
 """Both sides of the watch, over real sockets."""
 
+import contextlib
 import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -60,6 +62,34 @@ def test_beats_keep_both_sides_quiet_and_the_end_is_announced(
     assert heard.wait(2.0) is None and lead_lost.reasons == []
     hub.close()
     assert lead_lost.wait(1.0) is None and heard.reasons == []
+
+
+def test_beats_are_not_answered(heard: Heard) -> None:
+    """Two sides that answered each other would keep a core busy between them."""
+    hub = watch(5.0)
+    peer = say_hello(hub.address, 1)
+    assert count_beats(peer, seconds=1.5) <= 2
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("")
+    listener.listen(1)
+    name = listener.getsockname()[1:].decode()
+    Report(f"unix:{name}:secret", rank=1, timeout_seconds=5.0, on_loss=heard)
+    connection, _ = listener.accept()
+    assert count_beats(connection, seconds=1.5) <= 2
+    for end in (peer, connection, listener):
+        end.close()
+    hub.close()
+
+
+def count_beats(connection: socket.socket, *, seconds: float) -> int:
+    """Return how many beats come in `seconds`, each answered."""
+    connection.settimeout(0.1)
+    deadline, count = time.monotonic() + seconds, 0
+    while time.monotonic() < deadline:
+        with contextlib.suppress(TimeoutError):
+            count += connection.recv(4096).count(b".")
+            connection.sendall(b".")
+    return count
 
 
 def test_a_rank_that_ends_is_lost_at_once(heard: Heard) -> None:
