@@ -37,10 +37,12 @@ def verify_network(
     with tempfile.TemporaryDirectory(prefix="llmc-verify-") as scratch:
         with closing(_open_reference(reference, checkpoint, Path(scratch))) as engine:
             limit = min(MAX_TOKENS, engine.limits.max_seq_len, engine.limits.max_num_tokens)
-            max_seq_len = _max_seq_len(output) or limit
+            max_seq_len, table_inputs = _engine_choices(output) or (limit, False)
             limit = min(limit, max_seq_len)
             mode: Mode = "typed" if typed else "ideal"
-            network = EvaluatedNetwork(checkpoint, max_seq_len=max_seq_len, mode=mode)
+            network = EvaluatedNetwork(
+                checkpoint, max_seq_len=max_seq_len, table_inputs=table_inputs, mode=mode
+            )
             for text in read_texts(texts or DEFAULT_TEXTS):
                 tokens = encode(text, tokenizer, vocab_size=vocab_size, max_tokens=limit)
                 found[text.name] = network.compare(tokens, engine)
@@ -87,13 +89,16 @@ def _open_reference(reference: Path | None, checkpoint: "Checkpoint", scratch: P
     return engine_reference(reference).open()
 
 
-def _max_seq_len(output: Path) -> int | None:
-    """Return the engine's own limit, where `output` is or has an engine."""
+def _engine_choices(output: Path) -> tuple[int, bool] | None:
+    """Return max_seq_len, and whether weights are inputs, where `output` is or has an engine."""
     from llmc.runtime.engine import read_engine_config
 
     for directory in (output / "engine", output):
         if (directory / "config.json").is_file():
-            build = read_engine_config(directory).get("build_config")
+            config = read_engine_config(directory)
+            build = config.get("build_config")
             if isinstance(build, dict):
-                return int(build["max_seq_len"])
+                bindings = config.get("llmc", {}).get("bindings", ())
+                has_inputs = any(binding.get("is_weight") for binding in bindings)
+                return int(build["max_seq_len"]), has_inputs
     return None

@@ -42,6 +42,6 @@ def test_float16_network_is_transformers(smollm2: Path, tmp_path: Path) -> None:
     toolkit = Toolkit.start(trt)
     checkpoint = Checkpoint.open(tmp_path / "checkpoint")
     networks = list(lower_ranks(toolkit, checkpoint, max_seq_len=128))
-    stepped = SteppedNetwork([network.network for network in networks], mode="ideal")
+    stepped = SteppedNetwork(networks, mode="ideal")
     logits = stepped.read(tokens, num_context=len(tokens) - NUM_GENERATED)
     assert np.abs(logits - wanted).max() < 5e-4

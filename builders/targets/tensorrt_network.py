@@ -18,6 +18,7 @@ from llmc.builders.network import build_network
 from llmc.builders.targets.tensorrt_toolkit import Toolkit
 from llmc.checkpoint import CheckpointConfig
 from llmc.dtypes import dtype_name
+from llmc.errors import CheckpointError
 from llmc.plugins import graph
 from llmc.plugins.tensorrt_layers import Layers, Tensor
 from llmc.plugins.tensorrt_lowering import MakeArray
@@ -36,12 +37,17 @@ INPUTS: dict[str, tuple[str, ...]] = {
 tokens go; `kv_lens`, how much of the cache holds something after that; `logits_rows`, which of the
 S are wanted."""
 
+TABLES = ("transformer.vocab_embedding.weight", "lm_head.weight")
+"""Weights that a plan built without weights takes as inputs instead of placeholders: the builder
+fills placeholders, and a table of the vocabulary several times over."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
     """One input or output of the plan. Axes without a fixed length have the legend's letters.
 
-    `aliases`: an output in the memory of this input.
+    `aliases`: an output in the memory of this input. `is_weight`: one of the checkpoint's tensors,
+    bound once for all steps.
     """
 
     name: str
@@ -49,11 +55,12 @@ class Binding:
     dtype: str
     shape: tuple[int | str, ...]
     aliases: str | None = None
+    is_weight: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """One constant a refit replaces. `make` reads and converts its values."""
+    """What a plan is given when it is loaded. `make` reads and converts its values."""
 
     name: str
     shape: tuple[int, ...]
@@ -85,13 +92,16 @@ def lower_network(
     *,
     max_seq_len: int,
     weights: Weights,
+    table_inputs: bool | None = None,
     file: SafetensorsFile | None = None,
     advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> LoweredNetwork:
     """Write `rank`'s network.
 
-    `file` has the rank's tensors; with `weights` "refit" it may be None and is not read.
-    Raises: UnsupportedError as build_network; BuildError naming the op whose layer is refused.
+    `file` has the rank's tensors; with `weights` "refit" it may be None. `table_inputs`: whether
+    TABLES are inputs; None: as plans are built, with "refit".
+    Raises: UnsupportedError as build_network; BuildError naming the op whose layer is refused;
+    CheckpointError for tied tables that differ.
     """
     assert weights == "refit" or file is not None
     trt = toolkit.trt
@@ -103,6 +113,7 @@ def lower_network(
         config=config,
         max_seq_len=max_seq_len,
         embeds=weights == "embed",
+        table_inputs=weights == "refit" if table_inputs is None else table_inputs,
         file=file,
         advance=advance,
     )
@@ -133,6 +144,7 @@ class NetworkLowering:
     config: CheckpointConfig
     max_seq_len: int
     embeds: bool
+    table_inputs: bool
     file: SafetensorsFile | None
     advance: Callable[[int], None]
     bindings: list[Binding] = field(default_factory=list)
@@ -181,6 +193,8 @@ class NetworkLowering:
         if name in self.weights:
             assert self.weights[name].shape == shape, name
             return self._shared[f"weight.{name}"]
+        if self.table_inputs and name in TABLES:
+            return self._table(name, shape, dtype, make)
         self.weights[name] = Weight(name=name, shape=shape, dtype=dtype, make=make)
         trt, count = self.layers.trt, int(np.prod(shape))
         pointer = 0
@@ -198,6 +212,20 @@ class NetworkLowering:
         assert self.embeds or named, name
         self._shared[f"weight.{name}"] = tensor
         return tensor
+
+    def _table(self, name: str, shape: tuple[int, ...], dtype: str, make: MakeArray) -> Tensor:
+        """Return the input that is this table; of tied tables the second is the first."""
+        first, rows_columns = TABLES[0], shape[-2:]
+        known = self.weights.get(first)
+        tied = self.config.arch.tie_word_embeddings and known and known.shape == rows_columns
+        if tied and self.file is not None:
+            _check_tied(self.file)
+        if not tied:
+            self.weights[name] = Weight(name=name, shape=rows_columns, dtype=dtype, make=make)
+            table = self._input(name, dtype, rows_columns, is_weight=True)
+            self._shared[f"weight.{name}"] = table
+        table = self._shared[f"weight.{first if tied else name}"]
+        return table if len(shape) == 2 else self.layers.unsqueeze(table)
 
     def declare_inputs(self) -> None:
         for name, shape in INPUTS.items():
@@ -229,13 +257,17 @@ class NetworkLowering:
         self.layers.network.mark_output(wide)
         self._declare(name, self.config.logits_dtype, ("B", "L", wide.shape[2]))
 
-    def _input(self, name: str, dtype: str, shape: tuple[int | str, ...]) -> Tensor:
+    def _input(
+        self, name: str, dtype: str, shape: tuple[int | str, ...], *, is_weight: bool = False
+    ) -> Tensor:
         dims = tuple(-1 if isinstance(length, str) else length for length in shape)
         tensor = self.layers.network.add_input(name, self.layers.data_type(dtype), dims)
         for axis, length in enumerate(shape):
             if isinstance(length, str):
                 tensor.set_dimension_name(axis, length)
-        self.bindings.append(Binding(name=name, is_input=True, dtype=dtype, shape=shape))
+        self.bindings.append(
+            Binding(name=name, is_input=True, dtype=dtype, shape=shape, is_weight=is_weight)
+        )
         return tensor
 
     def _declare(
@@ -243,6 +275,16 @@ class NetworkLowering:
     ) -> None:
         self.bindings.append(
             Binding(name=name, is_input=False, dtype=dtype, shape=shape, aliases=aliases)
+        )
+
+
+def _check_tied(file: SafetensorsFile) -> None:
+    first, second = TABLES
+    if not np.array_equal(file.read(first), file.read(second)):
+        raise CheckpointError(
+            f"{second}: not {first}, though tie_word_embeddings says so; a plan without weights has"
+            " one input for both",
+            hint="build with --weights embed",
         )
 
 

@@ -5,7 +5,6 @@ network that looks there shows it.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +25,9 @@ Float32Array = npt.NDArray[np.float32]
 
 
 def lower_ranks(
-    toolkit: Toolkit, checkpoint: Checkpoint, *, max_seq_len: int
+    toolkit: Toolkit, checkpoint: Checkpoint, *, max_seq_len: int, table_inputs: bool = False
 ) -> Iterator[LoweredNetwork]:
-    """Yield each rank's network with its weights. Raises: UnsupportedError, BuildError."""
+    """Yield each rank's network with its weights. Raises: as lower_network."""
     for rank in range(checkpoint.config.num_rank_files):
         yield lower_network(
             toolkit,
@@ -36,6 +35,7 @@ def lower_ranks(
             rank,
             max_seq_len=max_seq_len,
             weights="embed",
+            table_inputs=table_inputs,
             file=checkpoint.rank(rank),
         )
 
@@ -43,17 +43,20 @@ def lower_ranks(
 class SteppedNetwork:
     """The networks of all ranks with a KV cache of `num_slots` slots each."""
 
-    def __init__(self, networks: Sequence[Any], *, mode: Mode, num_slots: int = 1) -> None:
-        """`networks` are INetworkDefinitions; their values are copied. Raises: as read_network."""
-        self._graphs: list[Graph] = [read_network(network) for network in networks]
+    def __init__(
+        self, networks: Sequence[LoweredNetwork], *, mode: Mode, num_slots: int = 1
+    ) -> None:
+        """Read the networks; their values are copied. Raises: as read_network."""
+        self._graphs: list[Graph] = [read_network(network.network) for network in networks]
         self._mode: Mode = mode
         self._num_slots = num_slots
-        self._caches = [
-            {
+        self._bound = [
+            _weight_inputs(network)
+            | {
                 name: torch.full((num_slots, *graph.inputs[name].shape[1:]), POISON)
                 for name in graph.cache_outputs.values()
             }
-            for graph in self._graphs
+            for network, graph in zip(networks, self._graphs, strict=True)
         ]
 
     def step(self, token_ids: npt.ArrayLike, starts: npt.ArrayLike) -> Float32Array:
@@ -75,8 +78,8 @@ class SteppedNetwork:
         }
         given = {name: torch.tensor(array, dtype=HELD["INT32"]) for name, array in arrays.items()}
         inputs = [
-            {name: found for name, found in (given | caches).items() if name in graph.inputs}
-            for graph, caches in zip(self._graphs, self._caches, strict=True)
+            {name: found for name, found in (given | bound).items() if name in graph.inputs}
+            for graph, bound in zip(self._graphs, self._bound, strict=True)
         ]
         outputs = evaluate_ranks(self._graphs, inputs, self._mode)
         logits: Float32Array = outputs[0]["logits"].numpy()
@@ -91,3 +94,14 @@ class SteppedNetwork:
         for place in range(num_context, len(token_ids)):
             parts.append(self.step([token_ids[place : place + 1]], [place])[0])
         return np.concatenate(parts)
+
+
+def _weight_inputs(network: LoweredNetwork) -> dict[str, torch.Tensor]:
+    """Return the weights that are inputs of the network, held as `graph.HELD` says."""
+    return {
+        binding.name: torch.tensor(network.weights[binding.name].make().astype(np.float32)).reshape(
+            tuple(map(int, binding.shape))
+        )
+        for binding in network.bindings
+        if binding.is_weight
+    }

@@ -108,16 +108,27 @@ def open_cpu_reference(checkpoint: Checkpoint, directory: Path, progress: Progre
 class EvaluatedNetwork:
     """A checkpoint's network, lowered and read back once for any number of texts."""
 
-    def __init__(self, checkpoint: Checkpoint, *, max_seq_len: int, mode: Mode = "ideal") -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        max_seq_len: int,
+        table_inputs: bool = False,
+        mode: Mode = "ideal",
+    ) -> None:
         """Lower all ranks; `max_seq_len` is the engine's, which tables and caches follow.
+
+        `table_inputs`: the tables of the vocabulary are inputs, as of plans without weights.
 
         Peak memory is three times the weights in float32.
         Raises: UnsupportedError for what the target or the interpreter does not have; BuildError;
         ToolchainError without TensorRT.
         """
         toolkit = Toolkit.start(import_tensorrt_rtx())
-        networks = list(lower_ranks(toolkit, checkpoint, max_seq_len=max_seq_len))
-        self._stepped = SteppedNetwork([network.network for network in networks], mode=mode)
+        networks = list(
+            lower_ranks(toolkit, checkpoint, max_seq_len=max_seq_len, table_inputs=table_inputs)
+        )
+        self._stepped = SteppedNetwork(networks, mode=mode)
         self._vocab_size = checkpoint.config.arch.vocab_size
         self.num_layers = sum(network.network.num_layers for network in networks)
         # What types round depends on the model, and says nothing of the lowering.

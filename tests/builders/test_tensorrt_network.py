@@ -7,10 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.builders.targets.tensorrt_network import INPUTS, LoweredNetwork, lower_network
+from llmc.builders.targets.tensorrt_network import (
+    INPUTS,
+    TABLES,
+    LoweredNetwork,
+    lower_network,
+)
 from llmc.builders.targets.tensorrt_rtx_module import import_tensorrt_rtx
 from llmc.builders.targets.tensorrt_toolkit import Toolkit
-from llmc.errors import BuildError
+from llmc.errors import BuildError, CheckpointError
 from llmc.tensors import TensorInfo
 from llmc.weights import SafetensorsFile, SafetensorsWriter
 from tests.plugins.tiny_llama import TinyLlama
@@ -58,11 +63,12 @@ def test_bindings(toolkit: Toolkit, tiny: TinyLlama) -> None:
     outputs = [network.get_output(place) for place in range(network.num_outputs)]
     given = [binding.name for binding in result.bindings if binding.is_input]
     assert [tensor.name for tensor in inputs] == given
-    assert given[: len(INPUTS)] == list(INPUTS)
+    embedding, head = TABLES
     layers = config.arch.num_hidden_layers
-    assert given[len(INPUTS) :] == [
-        f"{kind}_cache.{layer}" for layer in range(layers) for kind in ("key", "value")
-    ]
+    caches = [f"{kind}_cache.{layer}" for layer in range(layers) for kind in ("key", "value")]
+    assert given == [*INPUTS, embedding, *caches, head]
+    assert [binding.name for binding in result.bindings if binding.is_weight] == list(TABLES)
+    assert {result.weights[name].shape for name in TABLES} == {(128, 64)}
     aliases = {binding.name: binding.aliases for binding in result.bindings if binding.aliases}
     assert len(aliases) == 2 * layers and aliases["key_cache.0.updated"] == "key_cache.0"
     assert {tensor.name for tensor in outputs} == {*aliases, "logits"}
@@ -96,6 +102,17 @@ def test_weights_can_be_made_again(toolkit: Toolkit, tiny: TinyLlama, tmp_path: 
     )
     read = {name for key in result.weights for name in key.split("+")}
     assert read == set(file.infos)
+
+
+def test_tied_tables_that_differ_are_refused(
+    toolkit: Toolkit, tiny: TinyLlama, tmp_path: Path
+) -> None:
+    config = replace(tiny.config(), dtype="float16")
+    file = write_rank(tmp_path / "rank0.safetensors", tiny, config)
+    tied = replace(config, arch=replace(config.arch, tie_word_embeddings=True))
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight: not .*tie_word_embeddings"):
+        lowered(toolkit, tied, file=file)
+    assert lowered(toolkit, tied, weights="embed", file=file).weights.keys() >= set(TABLES)
 
 
 def test_a_refused_layer_is_an_error_with_its_name(toolkit: Toolkit, tiny: TinyLlama) -> None:

@@ -8,6 +8,10 @@ import pytest
 import torch
 
 from llmc.builders.pipeline import build
+from llmc.builders.targets.tensorrt_rtx_module import import_tensorrt_rtx
+from llmc.builders.targets.tensorrt_toolkit import Toolkit
+from llmc.builders.targets.tensorrt_weights import write_refit_weights
+from llmc.checkpoint import Checkpoint
 from llmc.log import NullProgress
 from llmc.recipes.schema import Recipe
 from llmc.runtime.batch import Batch
@@ -36,19 +40,38 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def engine_dir(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["embed", "refit"])
+def engine_dir(
+    request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """An engine with its weights in the plan, and one refitted, whose tables are inputs."""
     output = tmp_path_factory.mktemp("rtx")
     recipe = Recipe.model_validate(
         {
             "model": smollm2,
             "dtype": "float16",
-            "target": {"name": "tensorrt-rtx", "compute_capabilities": [capability()]},
+            "target": {
+                "kind": "tensorrt-rtx",
+                "compute_capabilities": [capability()],
+                "weights": request.param,
+            },
             "build": {"max_batch_size": 4, "max_num_tokens": 128, "max_seq_len": 256},
         }
     )
+    (made,) = build(
+        recipe, output, until="checkpoint", progress=NullProgress(), report=lambda _: None
+    )
     build(recipe, output, until="engine", progress=NullProgress(), report=lambda _: None)
-    return output / "engine"
+    engine = output / "engine"
+    if request.param == "refit":
+        write_refit_weights(
+            Toolkit.start(import_tensorrt_rtx()),
+            Checkpoint.open(made.directory),
+            engine,
+            max_seq_len=256,
+            progress=NullProgress(),
+        )
+    return engine
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 It has the interface of the GPU border (llmc.runtime.engines.tensorrt_device) and is stricter than a
 GPU: each call checks shapes against the profile, that a cache's output lies in its input's memory,
-that all memory was allocated, and that nothing is written outside a slot.
+that all memory was allocated, that weights are bound once, and that nothing is written outside a
+slot.
 """
 
 import ctypes
@@ -87,6 +88,7 @@ class StandInPlan:
         self.device, self.graph, self.mode = device, graph, mode
         self._profiles = profiles
         self.runs: list[tuple[Phase, int, int]] = []
+        self.weights = {name for name, info in graph.inputs.items() if -1 not in info.shape}
         aliases = graph.cache_outputs
         self.tensors = tuple(
             PlanTensor(
@@ -131,11 +133,14 @@ class StandInContext:
 
     def set_tensor_address(self, name: str, address: int) -> None:
         assert address % ALIGNMENT == 0, f"{name} at {address:#x}"
+        if name in self._plan.weights:
+            assert name not in self._addresses, f"{name}: bound a second time"
         self._addresses[name] = address
 
     def execute(self) -> None:
         graph = self._plan.graph
-        inputs = {name: self._view(info, self._shapes[name]) for name, info in graph.inputs.items()}
+        shapes = self._shapes | {name: graph.inputs[name].shape for name in self._plan.weights}
+        inputs = {name: self._view(info, shapes[name]) for name, info in graph.inputs.items()}
         self._check(inputs)
         # The interpreter holds every floating type as float32, so a cache is evaluated in a copy.
         held = {n: x.to(HELD[graph.inputs[n].dtype]) for n, x in inputs.items()}
@@ -161,6 +166,7 @@ class StandInContext:
 
     def _view(self, info: TensorInfo, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the memory a tensor is bound to, as a tensor of its type."""
+        assert info.name in self._addresses, f"{info.name}: not bound"
         dtype = STORED[info.dtype]
         raw = self._plan.device.bytes_at(self._addresses[info.name], prod(shape) * dtype.itemsize)
         return torch.from_numpy(raw).view(dtype).reshape(shape)

@@ -3,7 +3,7 @@
 The plan is a stand-in that evaluates the very network TensorRT is given (tests/runtime/stand_in).
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +11,15 @@ import pytest
 
 from llmc.builders.targets.tensorrt_interpreter.reader import read_network
 from llmc.builders.targets.tensorrt_stepping import lower_ranks
+from llmc.builders.targets.tensorrt_weights import write_refit_weights
 from llmc.checkpoint import Checkpoint
+from llmc.errors import CheckpointError
+from llmc.log import NullProgress
 from llmc.runtime.batch import Batch
 from llmc.runtime.engine import Engine, EngineLimits, KvCacheConfig
 from llmc.runtime.engines import cpu
 from llmc.runtime.engines.tensorrt_engine import SlotEngine
+from llmc.runtime.engines.tensorrt_weights import open_weights, upload_inputs
 from llmc.runtime.executor import Executor, ExecutorConfig
 from llmc.runtime.request import Request, SamplingParams
 from llmc.runtime.scheduler import SchedulerConfig
@@ -42,9 +46,17 @@ class Built:
     def __init__(self, directory: Path) -> None:
         self.tiny = TinyLlama.make(vocab_size=97, num_hidden_layers=2)
         self.cpu = build_engine(self.tiny, self.tiny.config(), directory)
-        checkpoint = Checkpoint.open(directory / "checkpoint")
-        (network,) = lower_ranks(TOOLKIT, checkpoint, max_seq_len=MAX_SEQ_LEN)
+        self.checkpoint = Checkpoint.open(directory / "checkpoint")
+        # Tables are inputs, as of a plan without weights: that is more than one with them needs.
+        (network,) = lower_ranks(
+            TOOLKIT, self.checkpoint, max_seq_len=MAX_SEQ_LEN, table_inputs=True
+        )
         self.graph = read_network(network.network)
+        self.bindings = [asdict(binding) for binding in network.bindings]
+        (path,) = write_refit_weights(
+            TOOLKIT, self.checkpoint, directory, max_seq_len=MAX_SEQ_LEN, progress=NullProgress()
+        )
+        self.weights = open_weights(path.parent, 0)
 
     def slot_engine(self, **changes: int) -> tuple[SlotEngine, StandInPlan]:
         device = HostDevice()
@@ -53,7 +65,8 @@ class Built:
             self.graph,
             {"context": (1, MAX_NUM_TOKENS, 8), "generation": (SLOTS, 1, 1)},
         )
-        return SlotEngine(device, plan, replace(LIMITS, **changes)), plan
+        weights = upload_inputs(self.bindings, self.weights, device)
+        return SlotEngine(device, plan, replace(LIMITS, **changes), weights), plan
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +173,19 @@ def test_a_full_step_says_nothing_of_who_is_not_in_it(built: Built) -> None:
             logits = engine.forward(one_sequence(text, place, place + 1, block=block))
             wanted = built.tiny.logits(text[: place + 1])[-1:].numpy()
             np.testing.assert_allclose(logits, wanted, atol=2e-4)
+
+
+def test_weights_that_are_inputs_must_be_bound(built: Built) -> None:
+    device = HostDevice()
+    plan = StandInPlan(device, built.graph, {"context": (1, 8, 8), "generation": (SLOTS, 1, 1)})
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight.* does not bind"):
+        SlotEngine(device, plan, LIMITS, {})
+    weights = upload_inputs(built.bindings, built.weights, device)
+    with pytest.raises(CheckpointError, match="does not take the weights rope"):
+        SlotEngine(device, plan, LIMITS, weights | {"rope": 0})
+
+
+def test_weights_of_another_form_are_refused(built: Built) -> None:
+    wider = [binding | {"dtype": "float64"} for binding in built.bindings]
+    with pytest.raises(CheckpointError, match=r"float32 \(97, 64\), the plan takes float64"):
+        upload_inputs(wider, built.weights, HostDevice())

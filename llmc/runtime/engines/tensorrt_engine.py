@@ -5,6 +5,7 @@ runs each prompt's chunk by itself, bound to its slot's row of the caches, and t
 with one token together, bound to the first rows.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,10 +42,13 @@ class _Part:
 class SlotEngine:
     """One rank (runtime.engine.Engine). Used by one thread at a time."""
 
-    def __init__(self, device: Device, plan: Plan, limits: EngineLimits) -> None:
+    def __init__(
+        self, device: Device, plan: Plan, limits: EngineLimits, weights: Mapping[str, int]
+    ) -> None:
         """Allocate `limits.num_blocks` slots and the inputs and outputs of the largest steps.
 
-        Raises: CheckpointError for a plan with other inputs than a step has.
+        `weights` are the addresses of inputs that stay as they are, bound here for all steps.
+        Raises: CheckpointError for a plan with other inputs than a step and `weights` have.
         """
         assert limits.tokens_per_block == limits.max_seq_len, limits
         assert limits.max_batch_size <= limits.num_blocks, limits
@@ -52,10 +56,13 @@ class SlotEngine:
         self._device, self._plan = device, plan
         self._tensors = {tensor.name: tensor for tensor in plan.tensors}
         self._slots = SlotCaches(device, plan.tensors, limits.num_blocks)
-        _check_tensors(self._tensors, self._slots)
+        _check_tensors(self._tensors, self._slots, weights)
         self._contexts: dict[Phase, PlanContext] = {
             phase: plan.context(phase) for phase in ("context", "generation")
         }
+        for context in self._contexts.values():
+            for name, address in weights.items():
+                context.set_tensor_address(name, address)
         self._max_rows = plan.max_shape("logits_rows", "context")[1]
         sizes = {
             name: max(int(np.prod(plan.max_shape(name, phase))) for phase in self._contexts)
@@ -160,8 +167,12 @@ def _rows_within(logits_rows: Int32Array, start: int, stop: int) -> slice:
     return slice(int(first), int(last))
 
 
-def _check_tensors(tensors: dict[str, PlanTensor], slots: SlotCaches) -> None:
-    known = {*STEP_INPUTS, LOGITS}
+def _check_tensors(
+    tensors: dict[str, PlanTensor], slots: SlotCaches, weights: Mapping[str, int]
+) -> None:
+    if absent := weights.keys() - tensors.keys():
+        raise CheckpointError(f"the plan does not take the weights {', '.join(sorted(absent))}")
+    known = {*STEP_INPUTS, LOGITS, *weights}
     for cache in slots.caches:
         known |= {cache.input, cache.output}
     if unknown := tensors.keys() - known:

@@ -4,27 +4,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from llmc.errors import CheckpointError, ToolchainError, UnsupportedError
 from llmc.runtime.engine import Engine, EngineLimits, KvCacheConfig, read_engine_config
 from llmc.runtime.engines.tensorrt_device import Device, Plan
 from llmc.runtime.engines.tensorrt_engine import SlotEngine
 from llmc.runtime.engines.tensorrt_slots import SlotCaches
-from llmc.weights import SafetensorsFile
+from llmc.runtime.engines.tensorrt_weights import open_weights, refit, upload_inputs
 
 log = logging.getLogger(__name__)
-
-DATA_TYPES: dict[str, str] = {
-    "float32": "FLOAT",
-    "float16": "HALF",
-    "bfloat16": "BF16",
-    "float8_e4m3fn": "FP8",
-    "float4_e2m1": "FP4",
-    "int8": "INT8",
-    "int4": "INT4",
-}
-"""Element type of a weight → trt.DataType."""
 
 
 def check(engine_dir: Path, rank: int) -> str | None:
@@ -72,13 +59,16 @@ def load(
     device = gpu.CudaDevice(index)
     cache = engine_dir.with_name(f"{engine_dir.name}.runtime_cache") / f"{file}.bin"
     plan = gpu.GpuPlan(trt, device, engine_dir / file, cache=cache)
+    weight_inputs: dict[str, int] = {}
     if own.get("weights") == "refit":
-        _refit(trt, plan, engine_dir / f"rank{rank}.weights.safetensors")
+        weights = open_weights(engine_dir, rank)
+        refit(trt, plan, weights)
+        weight_inputs = upload_inputs(own["bindings"], weights, device)
     plan.communicator = _communicator(gpu, index, comm)
     limits = plan_limits(config, kv, device, plan)
     slots, length = limits.num_blocks, limits.max_seq_len
     log.info("%s: GPU %d, %d slots of %d tokens", file, index, slots, length)
-    return SlotEngine(device, plan, limits)
+    return SlotEngine(device, plan, limits, weight_inputs)
 
 
 def choose_plan(plans: list[dict[str, Any]], rank: int, capability: int) -> str:
@@ -125,21 +115,6 @@ def plan_limits(
         tokens_per_block=max_seq_len,
         num_blocks=slots,
     )
-
-
-def _refit(trt: Any, plan: Any, path: Path) -> None:
-    if not path.is_file():
-        raise CheckpointError(
-            f"{path}: missing; this engine was built without weights",
-            hint="llmc refit writes them from the checkpoint",
-        )
-    file = SafetensorsFile.open(path)
-    # Elements smaller than a byte are stored as bytes; the metadata has what they are.
-    dtypes = {
-        name: getattr(trt.DataType, DATA_TYPES[file.metadata.get(name, info.dtype)])
-        for name, info in file.infos.items()
-    }
-    plan.refit(lambda name: np.asarray(file.read(name)), dtypes)
 
 
 def _communicator(gpu: Any, index: int, comm: Any | None) -> Any | None:

@@ -46,5 +46,5 @@ def skip_unsupported(config: CheckpointConfig) -> None:
 
 def read_tokens(networks: list[LoweredNetwork], mode: Mode = "ideal") -> Any:
     """Return logits [len(TOKENS), vocabulary]: a context, then token by token."""
-    stepped = SteppedNetwork([network.network for network in networks], mode=mode)
+    stepped = SteppedNetwork(networks, mode=mode)
     return stepped.read(TOKENS, num_context=NUM_CONTEXT)

@@ -41,6 +41,6 @@ def test_network_equals_transformers(case: Any, tp: int, tmp_path: Path) -> None
     checkpoint = Checkpoint.open(tmp_path)
     skip_unsupported(checkpoint.config)
     networks = list(lower_ranks(TOOLKIT, checkpoint, max_seq_len=MAX_SEQ_LEN))
-    stepped = SteppedNetwork([network.network for network in networks], mode="ideal")
+    stepped = SteppedNetwork(networks, mode="ideal")
     logits = stepped.read(tokens, num_context=LENGTH - 8)[:, : wanted.shape[1]]
     assert np.abs(logits - wanted).max() < 1e-4 * wanted.std()

@@ -80,7 +80,7 @@ def test_quantized_network_is_the_reference(algo: str, layout: str | None, tmp_p
     if layout is not None:
         assert checkpoint.config.layout == layout
     networks = list(lower_ranks(TOOLKIT, checkpoint, max_seq_len=64))
-    stepped = SteppedNetwork([network.network for network in networks], mode="ideal")
+    stepped = SteppedNetwork(networks, mode="ideal")
     logits = stepped.read(TOKENS, num_context=NUM_CONTEXT)
     wanted = reference_logits(checkpoint)
     difference = np.abs(logits[:, : wanted.shape[1]] - wanted) / wanted.std()

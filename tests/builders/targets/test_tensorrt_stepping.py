@@ -52,12 +52,25 @@ def test_ranks_in_lockstep_equal_transformers(tp: int, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits, tiny.logits(TOKENS).numpy(), atol=2e-4)
 
 
+@pytest.mark.parametrize(("variant", "tp", "num_inputs"), [("gqa", 2, 2), ("tied", 1, 1)])
+def test_tables_as_inputs_are_the_same_network(
+    variant: str, tp: int, num_inputs: int, tmp_path: Path
+) -> None:
+    """As of plans without weights; tied tables are one input."""
+    tiny = TinyLlama.make(**VARIANTS[variant])
+    checkpoint = write_checkpoint(tiny, tiny.config(tp=tp), tmp_path / "checkpoint")
+    networks = list(lower_ranks(TOOLKIT, checkpoint, max_seq_len=MAX_SEQ_LEN, table_inputs=True))
+    for network in networks:
+        assert sum(binding.is_weight for binding in network.bindings) == num_inputs
+    np.testing.assert_allclose(read_tokens(networks), tiny.logits(TOKENS).numpy(), atol=2e-4)
+
+
 def test_slots_do_not_see_each_other(tmp_path: Path) -> None:
     """Two texts of different lengths, decoded together from caches that hold garbage beyond."""
     tiny = TinyLlama.make()
     checkpoint = write_checkpoint(tiny, tiny.config(), tmp_path / "checkpoint")
     networks = list(lower_ranks(TOOLKIT, checkpoint, max_seq_len=MAX_SEQ_LEN))
-    stepped = SteppedNetwork([networks[0].network], mode="ideal", num_slots=2)
+    stepped = SteppedNetwork([networks[0]], mode="ideal", num_slots=2)
     texts, counts = (TOKENS, TOKENS[::-1]), (9, 4)
     # Both contexts are 9 long; the second slot's is cut to 4 by beginning its next tokens there.
     stepped.step([text[:9] for text in texts], [0, 0])
@@ -73,6 +86,6 @@ def test_slots_do_not_see_each_other(tmp_path: Path) -> None:
 def test_a_position_beyond_the_tables_is_an_error(tmp_path: Path) -> None:
     tiny = TinyLlama.make()
     networks = lower_tiny(tiny, tiny.config(), tmp_path)
-    stepped = SteppedNetwork([networks[0].network], mode="ideal")
+    stepped = SteppedNetwork([networks[0]], mode="ideal")
     with pytest.raises(BuildError, match=f"a position outside the table of {MAX_SEQ_LEN}"):
         stepped.step([[1]], [MAX_SEQ_LEN])
