@@ -9,6 +9,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("verify", "Measure an engine against the unquantized model."),
     "refit": ("refit", "Give plans that were built without weights those of a checkpoint."),
     "serve": ("serve", "Serve a Triton repository with tritonserver."),
+    "repo emit": ("repo_emit", "Write the Triton repository of an engine, wherever it was built."),
     "repo lint": ("repo_lint", "Find the mistakes in a Triton repository, one line each."),
     "recipe from-command": (
         "recipe_from_command",

@@ -6,11 +6,14 @@
 | specs | a model's configuration as plain data |
 | pbtxt | its text form, written and read back |
 | signatures | the tensors of each model, TensorRT-LLM's names |
-| configs | one typed configuration per model, from options and the engine's limits |
+| engine_config | what an engine's config.json says |
+| template, queues | NVIDIA's parameters filled in; where requests wait |
+| configs | one typed configuration per model, from options and the engine |
 | emit | a repository on disk |
 | lint | what Triton would only complain of at load time, found before |
 | parameters | every parameter of every model: type, default, unit, versions |
 | lint_parameters, lint_engine, lint_ensemble | its parts: the table, the engine, the maps |
+| lint_backend, lint_warmup | and what only TensorRT-LLM's backend and warm-ups can get wrong |
 | tritonserver | finding the server binary and what it needs |
 | launchers, mpi | MPI launchers: their flags as data; the one installed |
 | guard | a process that leaves nothing behind of what it runs |

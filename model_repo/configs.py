@@ -1,143 +1,194 @@
-"""One configuration per model, from the options and the engine's limits.
+"""One configuration per model, from the options and the engine.
 
-Source of parameter names: triton-inference-server/tensorrtllm_backend at c2e65b88,
-docs/model_config.md. Paths are relative to the repository; the models resolve them against where
-they were loaded from.
+They are NVIDIA's templates filled in. What llmc adds: the tensors marked `own` in signatures.py,
+with serve.llmc_tensors, and the parameters of its own executor.
 """
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
-from llmc.errors import CheckpointError
 from llmc.model_repo import signatures
+from llmc.model_repo.engine_config import Engine
 from llmc.model_repo.options import RepositoryOptions
-from llmc.model_repo.specs import DynamicBatching, EnsembleStep, ModelSpec, TensorSpec
+from llmc.model_repo.queues import batch_by_priority, batch_only
+from llmc.model_repo.specs import DynamicBatching, EnsembleStep, ModelSpec, TensorSpec, Warmup
+from llmc.model_repo.template import fill_template
+
+WARMUP_MAX_TOKENS = 2
+"""Tokens a warm-up request asks for: a prompt's step and a step after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineFacts:
-    """What a repository must know of an engine directory; `path` is relative to the repository."""
+class Deployed:
+    """What is served, and where the server finds it.
 
-    path: str
-    max_batch_size: int
-    logits_dtype: str
+    `own_tensors`: the models have llmc's own tensors, too.
+    """
+
+    engine: Engine
+    engine_path: str
+    tokenizer_path: str
+    own_tensors: bool
+
+    @property
+    def max_batch_size(self) -> int:
+        return int(self.engine.build["max_batch_size"])
+
+    def select(self, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        """Leave out what the models shall not have; give logits their type."""
+        logits = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
+        dtype = logits[self.engine.pretrained["logits_dtype"]]
+        return tuple(
+            replace(tensor, dtype=dtype) if tensor.name in signatures.LOGITS else tensor
+            for tensor in tensors
+            if self.own_tensors or not tensor.own
+        )
 
 
-def read_engine_facts(engine_dir: Path, path: str) -> EngineFacts:
-    """Read an engine's config.json. Raises: CheckpointError when it is none."""
-    file = engine_dir / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        max_batch_size = config["build_config"]["max_batch_size"]
-        logits_dtype = config["pretrained_config"]["logits_dtype"]
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{file}: not found, expected an engine directory",
-            hint="llmc build MODEL -o OUT writes OUT/engine",
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{file}: {error!r}; expected an engine's pretrained_config and build_config"
-        ) from error
-    return EngineFacts(path=path, max_batch_size=max_batch_size, logits_dtype=logits_dtype)
-
-
-def preprocessing(options: RepositoryOptions, engine: EngineFacts) -> ModelSpec:
+def preprocessing(options: RepositoryOptions, deployed: Deployed) -> ModelSpec:
     """Text to token ids."""
     return ModelSpec(
         name="preprocessing",
-        max_batch_size=_max_batch_size(options, engine),
-        inputs=signatures.PREPROCESSING_INPUTS,
-        outputs=signatures.PREPROCESSING_OUTPUTS,
+        max_batch_size=_max_batch_size(options, deployed),
+        inputs=deployed.select(signatures.PREPROCESSING_INPUTS),
+        outputs=deployed.select(signatures.PREPROCESSING_OUTPUTS),
         instance_count=options.preprocessing_instance_count,
-        dynamic_batching=_batching(options, engine),
-        parameters={
-            "tokenizer_dir": engine.path,
-            "add_special_tokens": _flag(options.add_special_tokens),
-        },
+        dynamic_batching=batch_only(options, _max_batch_size(options, deployed)),
+        parameters=fill_template(
+            "preprocessing",
+            {
+                "tokenizer_dir": deployed.tokenizer_path,
+                "add_special_tokens": options.add_special_tokens,
+            },
+        ),
     )
 
 
-def tensorrt_llm(options: RepositoryOptions, engine: EngineFacts) -> ModelSpec:
-    """Token ids to token ids and text, by the executor: one instance, which holds the model."""
-    limit = options.max_tokens_in_paged_kv_cache
+def tensorrt_llm(options: RepositoryOptions, deployed: Deployed) -> ModelSpec:
+    """Token ids to token ids: the executor of TensorRT-LLM or, with text as well, llmc's own."""
+    ours = deployed.engine.is_ours
+    given = {
+        "gpt_model_type": options.tensorrt_llm["batching_strategy"],
+        "gpt_model_path": deployed.engine_path,
+        "tokenizer_dir": deployed.tokenizer_path,
+        "max_beam_width": 1,
+        "max_tokens_in_paged_kv_cache": options.max_tokens_in_paged_kv_cache,
+        "kv_cache_free_gpu_mem_fraction": options.kv_cache_free_gpu_mem_fraction,
+        "batch_scheduler_policy": options.batch_scheduler_policy,
+        "enable_chunked_context": options.enable_chunked_context,
+        "enable_kv_cache_reuse": options.enable_kv_cache_reuse,
+        "exclude_input_in_output": options.exclude_input_in_output,
+        "cancellation_check_period_ms": options.cancellation_check_period_ms,
+        "stats_check_period_ms": options.stats_check_period_ms,
+    }
+    if ours:
+        given |= {
+            "skip_special_tokens": options.skip_special_tokens,
+            "launch_mode": options.launch_mode,
+            "rank_timeout_s": options.rank_timeout_s,
+            "max_rank_restarts": options.max_rank_restarts,
+        }
+    else:
+        given |= backend_parameters(options)
+    device_ids = given.get("gpu_device_ids")
     return ModelSpec(
         name="tensorrt_llm",
-        max_batch_size=_max_batch_size(options, engine),
-        inputs=signatures.TENSORRT_LLM_INPUTS,
-        outputs=_with_logits_dtype(signatures.TENSORRT_LLM_OUTPUTS, engine),
-        instance_count=1,
+        backend="python" if ours else "tensorrtllm",
+        max_batch_size=_max_batch_size(options, deployed),
+        inputs=deployed.select(signatures.TENSORRT_LLM_INPUTS),
+        outputs=deployed.select(signatures.TENSORRT_LLM_OUTPUTS),
+        instance_count=len(device_ids) if isinstance(device_ids, tuple) else 1,
         decoupled=options.decoupled,
-        dynamic_batching=_batching(options, engine, priority_levels=options.priority_levels),
-        parameters={
-            "gpt_model_type": "inflight_fused_batching",
-            "gpt_model_path": engine.path,
-            "tokenizer_dir": engine.path,
-            "max_beam_width": "1",
-            "max_tokens_in_paged_kv_cache": "" if limit is None else str(limit),
-            "kv_cache_free_gpu_mem_fraction": str(options.kv_cache_free_gpu_mem_fraction),
-            "batch_scheduler_policy": options.batch_scheduler_policy,
-            "enable_chunked_context": _flag(options.enable_chunked_context),
-            "enable_kv_cache_reuse": _flag(options.enable_kv_cache_reuse),
-            "exclude_input_in_output": _flag(options.exclude_input_in_output),
-            "skip_special_tokens": _flag(options.skip_special_tokens),
-            "cancellation_check_period_ms": str(options.cancellation_check_period_ms),
-            "stats_check_period_ms": str(options.stats_check_period_ms),
-            "launch_mode": options.launch_mode,
-            "rank_timeout_s": str(options.rank_timeout_s),
-            "max_rank_restarts": str(options.max_rank_restarts),
+        dynamic_batching=batch_by_priority(options, _max_batch_size(options, deployed)),
+        parameters=fill_template("tensorrt_llm", given),
+        warmup=_warmup(options),
+    )
+
+
+def backend_parameters(options: RepositoryOptions) -> dict[str, object]:
+    """Return what is given for TensorRT-LLM's backend alone, by the parameter's name."""
+    values = {name: value for name, value in options.tensorrt_llm.items() if value is not None}
+    del values["batching_strategy"]
+    return values
+
+
+def _warmup(options: RepositoryOptions) -> Warmup | None:
+    if options.warmup_prompt_tokens is None:
+        return None
+    return Warmup(
+        name="prompt",
+        batch_size=options.warmup_requests,
+        inputs={
+            # Any token will do, and every vocabulary has the first ones.
+            "input_ids": (1,) * options.warmup_prompt_tokens,
+            "input_lengths": (options.warmup_prompt_tokens,),
+            "request_output_len": (WARMUP_MAX_TOKENS,),
         },
     )
 
 
-def postprocessing(options: RepositoryOptions, engine: EngineFacts) -> ModelSpec:
+def postprocessing(options: RepositoryOptions, deployed: Deployed) -> ModelSpec:
     """Token ids to text, in the order they come.
 
-    One instance and no dynamic batching: instances would overtake each other and scramble a
-    stream, and the batcher would swallow the cancelled requests by which this model learns that a
-    client of the ensemble is gone.
+    One instance: several would overtake each other and scramble a stream. With llmc's tensors no
+    dynamic batching either: the batcher would swallow the cancelled requests by which this model
+    learns that a client of the ensemble is gone.
     """
+    given: dict[str, object] = {
+        "tokenizer_dir": deployed.tokenizer_path,
+        "skip_special_tokens": options.skip_special_tokens,
+    }
+    if deployed.own_tensors:
+        given["tensorrt_llm_model_name"] = "tensorrt_llm"
     return ModelSpec(
         name="postprocessing",
-        max_batch_size=_max_batch_size(options, engine),
-        inputs=signatures.POSTPROCESSING_INPUTS,
-        outputs=signatures.POSTPROCESSING_OUTPUTS,
+        max_batch_size=_max_batch_size(options, deployed),
+        inputs=deployed.select(signatures.POSTPROCESSING_INPUTS),
+        outputs=deployed.select(signatures.POSTPROCESSING_OUTPUTS),
         instance_count=options.postprocessing_instance_count,
-        parameters={
-            "tokenizer_dir": engine.path,
-            "skip_special_tokens": _flag(options.skip_special_tokens),
-            "tensorrt_llm_model_name": "tensorrt_llm",
-        },
+        dynamic_batching=None if deployed.own_tensors else DynamicBatching(),
+        parameters=fill_template("postprocessing", given),
     )
 
 
-def ensemble(options: RepositoryOptions, engine: EngineFacts) -> ModelSpec:
+def ensemble(options: RepositoryOptions, deployed: Deployed) -> ModelSpec:
     """The three above in a row, text to text."""
-    from_preprocessing = signatures.TENSORRT_LLM_FROM_PREPROCESSING
-    from_tensorrt_llm = signatures.POSTPROCESSING_FROM_TENSORRT_LLM
+    own = {
+        tensor.name
+        for tensors in signatures.ALL
+        for tensor in tensors
+        if tensor.own and not deployed.own_tensors
+    }
+    internal = {
+        name: signatures.INTERNAL_NAMES.get(name, f"_{name}")
+        for name in signatures.TENSORRT_LLM_FROM_PREPROCESSING.values()
+    }
+    from_preprocessing = {
+        name: internal[source]
+        for name, source in signatures.TENSORRT_LLM_FROM_PREPROCESSING.items()
+    }
+    from_tensorrt_llm = {
+        name: source
+        for name, source in signatures.POSTPROCESSING_FROM_TENSORRT_LLM.items()
+        if name not in own
+    }
     return ModelSpec(
         name="ensemble",
-        max_batch_size=_max_batch_size(options, engine),
-        inputs=signatures.ENSEMBLE_INPUTS,
-        outputs=_with_logits_dtype(signatures.TEXT_OUTPUTS, engine),
+        max_batch_size=_max_batch_size(options, deployed),
+        inputs=deployed.select(signatures.ENSEMBLE_INPUTS),
+        outputs=deployed.select(signatures.TEXT_OUTPUTS),
         steps=(
             EnsembleStep(
                 model="preprocessing",
-                inputs=signatures.PREPROCESSING_FROM_TEXT,
-                outputs={name: f"_{name}" for name in from_preprocessing.values()},
+                inputs=_without(own, signatures.PREPROCESSING_FROM_TEXT),
+                outputs=internal,
             ),
             EnsembleStep(
                 model="tensorrt_llm",
-                inputs={
-                    **{name: f"_{source}" for name, source in from_preprocessing.items()},
-                    **signatures.TENSORRT_LLM_FROM_TEXT,
-                },
+                inputs=from_preprocessing | _without(own, signatures.TENSORRT_LLM_FROM_TEXT),
                 outputs={
                     **{source: f"_{name}" for name, source in from_tensorrt_llm.items()},
-                    **{name: name for name in signatures.PASSED_THROUGH},
+                    **{name: name for name in signatures.PASSED_THROUGH if name not in own},
                 },
             ),
             EnsembleStep(
@@ -149,23 +200,26 @@ def ensemble(options: RepositoryOptions, engine: EngineFacts) -> ModelSpec:
     )
 
 
-def tensorrt_llm_bls(options: RepositoryOptions, engine: EngineFacts) -> ModelSpec:
+def tensorrt_llm_bls(options: RepositoryOptions, deployed: Deployed) -> ModelSpec:
     """The same row, called from Python: for clients that are written for it."""
+    given: dict[str, object] = {
+        "accumulate_tokens": options.accumulate_tokens,
+        "tensorrt_llm_model_name": "tensorrt_llm",
+    }
+    if deployed.own_tensors:
+        given["cancellation_check_period_ms"] = options.cancellation_check_period_ms
     return ModelSpec(
         name="tensorrt_llm_bls",
-        max_batch_size=_max_batch_size(options, engine),
-        inputs=signatures.TENSORRT_LLM_BLS_INPUTS,
-        outputs=_with_logits_dtype(signatures.TEXT_OUTPUTS, engine),
+        max_batch_size=_max_batch_size(options, deployed),
+        inputs=deployed.select(signatures.TENSORRT_LLM_BLS_INPUTS),
+        outputs=deployed.select(signatures.TEXT_OUTPUTS),
         instance_count=options.bls_instance_count,
         decoupled=options.decoupled,
-        parameters={
-            "tensorrt_llm_model_name": "tensorrt_llm",
-            "cancellation_check_period_ms": str(options.cancellation_check_period_ms),
-        },
+        parameters=fill_template("tensorrt_llm_bls", given),
     )
 
 
-CONFIGS: tuple[Callable[[RepositoryOptions, EngineFacts], ModelSpec], ...] = (
+CONFIGS: tuple[Callable[[RepositoryOptions, Deployed], ModelSpec], ...] = (
     preprocessing,
     tensorrt_llm,
     postprocessing,
@@ -174,32 +228,9 @@ CONFIGS: tuple[Callable[[RepositoryOptions, EngineFacts], ModelSpec], ...] = (
 )
 
 
-def _max_batch_size(options: RepositoryOptions, engine: EngineFacts) -> int:
-    return options.max_batch_size or engine.max_batch_size
+def _max_batch_size(options: RepositoryOptions, deployed: Deployed) -> int:
+    return options.max_batch_size or deployed.max_batch_size
 
 
-def _batching(
-    options: RepositoryOptions, engine: EngineFacts, *, priority_levels: int = 0
-) -> DynamicBatching:
-    return DynamicBatching(
-        preferred_batch_size=_max_batch_size(options, engine),
-        max_queue_delay_microseconds=options.max_queue_delay_microseconds,
-        max_queue_size=options.max_queue_size,
-        priority_levels=priority_levels,
-    )
-
-
-def _with_logits_dtype(
-    tensors: tuple[TensorSpec, ...], engine: EngineFacts
-) -> tuple[TensorSpec, ...]:
-    dtype = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}[engine.logits_dtype]
-    return tuple(
-        TensorSpec(name=tensor.name, dtype=dtype, dims=tensor.dims)
-        if tensor.name in ("context_logits", "generation_logits")
-        else tensor
-        for tensor in tensors
-    )
-
-
-def _flag(value: Any) -> str:
-    return "true" if value else "false"
+def _without(names: set[str], sources: dict[str, str]) -> dict[str, str]:
+    return {name: source for name, source in sources.items() if name not in names}

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llmc.errors import BuildError
-from llmc.model_repo.lint_engine import Engine, check_engine, find_engine
+from llmc.model_repo.engine_config import Engine
+from llmc.model_repo.lint_backend import check_backend
+from llmc.model_repo.lint_engine import check_engine, find_engine
 from llmc.model_repo.lint_ensemble import check_ensemble
 from llmc.model_repo.lint_parameters import check_parameters, check_paths, kind_of, values_of
+from llmc.model_repo.lint_warmup import check_warmup
 from llmc.model_repo.pbtxt import CONFIG_FILE, read_config
 
 Client = Literal["stream", "generate"]
@@ -31,24 +34,31 @@ _MODEL_NAMES = (
 """Parameters that name another model of the repository."""
 
 
-def lint_repository(repository: Path, *, elsewhere: bool = False) -> None:
+def lint_repository(
+    repository: Path, *, elsewhere: bool = False, engine: Engine | None = None
+) -> None:
     """Check every model of `repository`.
 
+    `engine`: the one it is for, which may be stored under the name another machine has for it.
     Raises: BuildError that lists all findings, one `file: field: what is wrong` each.
     """
-    findings = find_mistakes(repository, elsewhere=elsewhere)
+    findings = find_mistakes(repository, elsewhere=elsewhere, engine=engine)
     if findings:
         lines = [f"{repository}: not servable", *(f"  - {finding}" for finding in findings)]
         raise BuildError("\n".join(lines))
 
 
 def find_mistakes(
-    repository: Path, *, elsewhere: bool = False, client: Client | None = None
+    repository: Path,
+    *,
+    elsewhere: bool = False,
+    client: Client | None = None,
+    engine: Engine | None = None,
 ) -> list[str]:
     """Return every mistake, one line each.
 
     `elsewhere`: the repository is served on another machine, so absolute paths are not looked at.
-    `client` None: nothing is known of those who will ask.
+    `client` None: nothing is known of those who will ask. `engine` None: the one the models name.
     """
     configs: dict[str, Any] = {}
     findings: list[str] = []
@@ -65,11 +75,13 @@ def find_mistakes(
     engines: dict[str, Engine] = {}
     for name, config in configs.items():
         file = repository / name / CONFIG_FILE
-        engine, damage = find_engine(config, repository)
+        named, damage = find_engine(config, repository)
+        if engine is not None and "gpt_model_path" in values_of(config):
+            named, damage = engine, None
         found = [damage] if damage else []
-        if engine is not None:
-            engines[name] = engine
-        found += _check_model(name, config, repository, engine, elsewhere=elsewhere)
+        if named is not None:
+            engines[name] = named
+        found += _check_model(name, config, repository, named, elsewhere=elsewhere)
         found += check_ensemble(config, configs) if config.HasField("ensemble_scheduling") else []
         found += _check_named_models(config, configs)
         findings += [f"{file}: {finding}" for finding in found]
@@ -102,6 +114,8 @@ def _check_model(
         yield from check_paths(kind, config, repository, elsewhere=elsewhere)
     if engine is not None and kind == "tensorrt_llm":
         yield from check_engine(config, engine)
+    yield from check_backend(config, engine)
+    yield from check_warmup(config, repository / name)
     yield from _check_files(name, config, repository)
     yield from _check_batching(config)
     names = [tensor.name for tensor in config.input]

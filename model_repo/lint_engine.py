@@ -1,48 +1,17 @@
 """Compare a model with the engine it names: ranks, limits, and what the engine was not built for.
 
-Source: NVIDIA TensorRT-LLM 0.17 to 1.2, commands/build.py and builder.py (EngineConfig) for the
-layout of config.json; tensorrtllm_backend docs/model_config.md for what needs what.
+Source: NVIDIA TensorRT-LLM 0.17 to 1.2, commands/build.py; tensorrtllm_backend
+docs/model_config.md for what needs what.
 """
 
-import json
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmc.model_repo.lint_parameters import Version, parse_version, values_of
+from llmc.errors import CheckpointError
+from llmc.model_repo.engine_config import Engine, read_engine
+from llmc.model_repo.lint_parameters import values_of
 from llmc.model_repo.parameters import BOOLEANS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """What config.json of an engine directory says; an absent part is empty."""
-
-    directory: Path
-    version_text: str
-    is_ours: bool
-    pretrained: dict[str, Any]
-    build: dict[str, Any]
-
-    @property
-    def version(self) -> Version | None:
-        """TensorRT-LLM's version; None for an engine of llmc's, which has none."""
-        return None if self.is_ours else parse_version(self.version_text)
-
-    @property
-    def plugins(self) -> dict[str, Any]:
-        found = self.build.get("plugin_config")
-        return found if isinstance(found, dict) else {}
-
-    @property
-    def world_size(self) -> int | None:
-        """Number of ranks, tp * pp * cp; None when the mapping says nothing."""
-        mapping = self.pretrained.get("mapping")
-        if not isinstance(mapping, dict):
-            return None
-        sizes = [mapping.get(f"{axis}_size", 1) for axis in ("tp", "pp", "cp")]
-        return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None
 
 
 def find_engine(config: Any, repository: Path) -> tuple[Engine | None, str | None]:
@@ -51,22 +20,10 @@ def find_engine(config: Any, repository: Path) -> tuple[Engine | None, str | Non
     directory = repository / path if path else None
     if directory is None or not directory.is_dir():
         return None, None
-    file = directory / "config.json"
-    where = f"parameters.gpt_model_path: {path!r}"
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        engine = Engine(
-            directory=directory,
-            version_text=str(found.get("version", "")),
-            is_ours="llmc" in found,
-            pretrained=dict(found["pretrained_config"]),
-            build=dict(found["build_config"]),
-        )
-    except FileNotFoundError:
-        return None, f"{where} has no config.json, expected an engine directory"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return None, f"{where}: config.json: {error!r}, expected pretrained_config and build_config"
-    return engine, None
+        return read_engine(directory), None
+    except CheckpointError as error:
+        return None, f"parameters.gpt_model_path: {error.message}"
 
 
 def check_engine(config: Any, engine: Engine) -> Iterator[str]:

@@ -5,9 +5,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from llmc.model_repo.parameters import PARAMETERS, Parameter
-
-Version = tuple[int, ...]
+from llmc.model_repo.parameters import PARAMETERS, Parameter, Version, parse_version
 
 
 def kind_of(name: str, config: Any) -> str | None:
@@ -69,12 +67,6 @@ def check_paths(kind: str, config: Any, repository: Path, *, elsewhere: bool) ->
                 yield f"{where} does not exist here"
         elif not (repository / value).exists():
             yield f"{where} does not exist, seen from {repository}"
-
-
-def parse_version(text: str) -> Version | None:
-    """Return 1.2 of 1.2.0rc3 as (1, 2); None for what is no version."""
-    numbers = text.split(".")[:2]
-    return tuple(map(int, numbers)) if all(number.isdecimal() for number in numbers) else None
 
 
 def _check_version(where: str, parameter: Parameter, version: Version) -> Iterator[str]:

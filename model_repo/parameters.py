@@ -5,7 +5,9 @@ Names of placeholders are those of NVIDIA's fill_template.py.
 
 Source: triton-inference-server/tensorrtllm_backend, docs/model_config.md and the config.pbtxt files
 of all_models/inflight_batcher_llm at each tag from v0.5.0 to v0.19.0 (first and last version that
-has a key); how values are read: inflight_batcher_llm/src/model_state.cc at v0.19.0.
+has a key), of NVIDIA/TensorRT-LLM 1.2.0rc8 after that; how values are read:
+inflight_batcher_llm/src/model_state.cc and model_instance_state.cc at v0.19.0 and 1.2.0rc8. There
+an empty value is one that is not given.
 """
 
 import math
@@ -17,6 +19,8 @@ Kind = Literal["int", "float", "bool", "choice", "path", "text", "ids", "ints", 
 """`ids` are lists of numbers, a list for each instance: 0,1;2,3. `tree` is {0, 0}, {0, 1}."""
 
 Owner = Literal["tensorrt_llm", "llmc"]
+
+Version = tuple[int, ...]
 
 BOOLEANS = {word: value for value in (True, False) for word in (str(value), str(value).lower())} | {
     "TRUE": True,
@@ -38,14 +42,15 @@ _PATTERNS: dict[str, tuple[str, str]] = {
 class Parameter:
     """One key of `parameters`. `default` is what applies without it, in words where it is no value.
 
-    `placeholder` None: the template has it as a literal, or has no such key. `until` is the last
-    version that has the key; None: none dropped it while the backend existed.
+    `placeholder` None: the template has it as the `literal`, or with neither has no such key.
+    `until` is the last version that has the key; None: none dropped it while the backend existed.
     """
 
     name: str
     kind: Kind
     default: str
     placeholder: str | None = None
+    literal: str | None = None
     unit: str = ""
     choices: tuple[str, ...] = ()
     least: float = -math.inf
@@ -55,6 +60,10 @@ class Parameter:
     until: str | None = None
     replaced_by: str = ""
     owner: Owner = "tensorrt_llm"
+
+    @property
+    def in_template(self) -> bool:
+        return self.placeholder is not None or self.literal is not None
 
     def mistake(self, value: str) -> str | None:
         """Return what is wrong with `value`, or None. An empty value is one that is not given."""
@@ -111,7 +120,12 @@ _DRAFTING_MODES = ("medusa", "redrafter", "lookahead", "eagle")
 TENSORRT_LLM: tuple[Parameter, ...] = (
     _parameter("max_beam_width", "int", "1", least=1, unit="beams"),
     _parameter(
-        "FORCE_CPU_ONLY_INPUT_TENSORS", "choice", "no", choices=("yes", "no"), placeholder=None
+        "FORCE_CPU_ONLY_INPUT_TENSORS",
+        "choice",
+        "no",
+        choices=("yes", "no"),
+        placeholder=None,
+        literal="no",
     ),
     _parameter(
         "gpt_model_type",
@@ -167,7 +181,12 @@ TENSORRT_LLM: tuple[Parameter, ...] = (
     ),
     # A path inside the server's container, wherever lint runs.
     _parameter(
-        "executor_worker_path", "text", "beside the backend", since="0.10", placeholder=None
+        "executor_worker_path",
+        "text",
+        "beside the backend",
+        since="0.10",
+        placeholder=None,
+        literal="/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
     ),
     _parameter("lookahead_window_size", "int", "none", least=1, unit="tokens", since="0.19"),
     _parameter("lookahead_ngram_size", "int", "none", least=1, unit="tokens", since="0.19"),
@@ -230,6 +249,7 @@ PARAMETERS: dict[str, tuple[Parameter, ...]] = {
         ),
         _parameter("gpt_model_path", "path", "none", placeholder="engine_dir", since="0.12"),
         _parameter("max_num_images", "int", "1", least=1, since="0.15"),
+        _parameter("hf_model_path", "path", "none", since="1.2"),
         _TOKENIZER_TYPE,
     ),
     "postprocessing": (
@@ -247,3 +267,9 @@ PARAMETERS: dict[str, tuple[Parameter, ...]] = {
     ),
 }
 """Model → its parameters. A model that is not here, such as an ensemble, has none we know."""
+
+
+def parse_version(text: str) -> Version | None:
+    """Return 1.2 of 1.2.0rc3 as (1, 2); None for what is no version."""
+    numbers = text.split(".")[:2]
+    return tuple(map(int, numbers)) if all(number.isdecimal() for number in numbers) else None

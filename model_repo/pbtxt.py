@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from llmc.errors import BuildError
-from llmc.model_repo.specs import DynamicBatching, ModelSpec
+from llmc.model_repo.specs import DynamicBatching, ModelSpec, QueuePolicy, Warmup
 
 CONFIG_FILE = "config.pbtxt"
 
@@ -46,13 +46,16 @@ def to_message(spec: ModelSpec) -> Any:
             )
         return config
     assert spec.instance_count is not None, spec.name
-    config.backend = "python"
+    config.backend = spec.backend
     config.instance_group.add(
         count=spec.instance_count, kind=model_config_pb2.ModelInstanceGroup.KIND_CPU
     )
-    config.model_transaction_policy.decoupled = spec.decoupled
+    if spec.decoupled is not None:
+        config.model_transaction_policy.decoupled = spec.decoupled
     if spec.dynamic_batching is not None:
         _set_batching(config.dynamic_batching, spec.dynamic_batching)
+    if spec.warmup is not None:
+        _add_warmup(config, spec.warmup)
     return config
 
 
@@ -62,9 +65,28 @@ def _set_batching(message: Any, batching: DynamicBatching) -> None:
         message.preferred_batch_size.append(batching.preferred_batch_size)
     message.max_queue_delay_microseconds = batching.max_queue_delay_microseconds
     message.priority_levels = batching.priority_levels
-    # A request that names no priority gets the lowest one.
-    message.default_priority_level = batching.priority_levels
-    message.default_queue_policy.max_queue_size = batching.max_queue_size
+    message.default_priority_level = batching.default_priority_level
+    if batching.queue is not None:
+        _set_queue(message.default_queue_policy, batching.queue)
+    for level, queue in enumerate(batching.priority_queues, start=1):
+        _set_queue(message.priority_queue_policy[level], queue)
+
+
+def _set_queue(message: Any, queue: QueuePolicy) -> None:
+    message.SetInParent()
+    message.max_queue_size = queue.max_queue_size
+    message.default_timeout_microseconds = queue.timeout_microseconds
+    message.timeout_action = message.TimeoutAction.Value(queue.timeout_action)
+    message.allow_timeout_override = queue.allow_timeout_override
+
+
+def _add_warmup(config: Any, warmup: Warmup) -> None:
+    message = config.model_warmup.add(name=warmup.name, batch_size=warmup.batch_size)
+    types = {tensor.name: tensor.data_type for tensor in config.input}
+    for name, values in warmup.inputs.items():
+        message.inputs[name].data_type = types[name]
+        message.inputs[name].dims.append(len(values))
+        message.inputs[name].input_data_file = name
 
 
 def write_config(spec: ModelSpec, path: Path) -> None:

@@ -1,14 +1,14 @@
 """The tensors of every model: names, types and shapes of TensorRT-LLM's inflight_batcher_llm.
 
 A client written for that repository finds every tensor it knows. What llmc adds is optional on
-the way in and extra on the way out: `apply_chat_template`, `min_p`, `OUTPUT_TEXT`, `STOP_ID`,
-`finish_reason`, token counts. Which inputs a request may really set is runtime's business
-(llmc.runtime.triton_request).
+the way in and extra on the way out, and marked `own`: `apply_chat_template`, `min_p`,
+`OUTPUT_TEXT`, `STOP_ID`, `finish_reason`. Which inputs a request may really set is runtime's
+business (llmc.runtime.triton_request).
 
-Source: triton-inference-server/tensorrtllm_backend at c2e65b88,
-all_models/inflight_batcher_llm/*/config.pbtxt; `num_input_tokens` and `num_output_tokens` are of
-the 1.x line.
+Source: NVIDIA/TensorRT-LLM 1.2.0rc8, triton_backend/all_models/inflight_batcher_llm/*/config.pbtxt.
 """
+
+from dataclasses import replace
 
 from llmc.model_repo.specs import TensorSpec
 
@@ -21,6 +21,10 @@ def _ragged(dtype: str, *names: str, dims: tuple[int, ...]) -> tuple[TensorSpec,
     return tuple(
         TensorSpec(name=name, dtype=dtype, dims=dims, optional=True, ragged=True) for name in names
     )
+
+
+def _own(*tensors: TensorSpec) -> tuple[TensorSpec, ...]:
+    return tuple(replace(tensor, own=True) for tensor in tensors)
 
 
 def _scalar(dtype: str, *names: str, optional: bool = True) -> tuple[TensorSpec, ...]:
@@ -38,6 +42,7 @@ PREPROCESSING_INPUTS = (
     *_optional("STRING", "DECODER_QUERY"),
     *_optional("UINT8", "IMAGE_BYTES", dims=(-1, -1, -1, -1)),
     *_optional("STRING", "IMAGE_URL"),
+    *_optional("STRING", "IMAGES", dims=(-1,)),
     *_optional("UINT8", "VIDEO_BYTES", dims=(-1, -1, -1, -1)),
     *_required("INT32", "REQUEST_OUTPUT_LEN"),
     *_optional("STRING", "BAD_WORDS_DICT", "STOP_WORDS_DICT", dims=(-1,)),
@@ -45,7 +50,7 @@ PREPROCESSING_INPUTS = (
     *_optional("FP32", "EMBEDDING_BIAS_WEIGHTS", dims=(-1,)),
     *_optional("INT32", "END_ID", "PAD_ID"),
     *_optional("UINT64", "PROMPT_TABLE_EXTRA_ID"),
-    *_optional("BOOL", "APPLY_CHAT_TEMPLATE"),
+    *_own(*_optional("BOOL", "APPLY_CHAT_TEMPLATE")),
 )
 PREPROCESSING_OUTPUTS = (
     *_required("INT32", "INPUT_ID", dims=(-1,)),
@@ -57,13 +62,22 @@ PREPROCESSING_OUTPUTS = (
     *_required("INT32", "REQUEST_OUTPUT_LEN", dims=(-1,)),
     *_required("INT32", "OUT_END_ID", "OUT_PAD_ID"),
     *_required("UINT64", "OUT_PROMPT_TABLE_EXTRA_IDS", dims=(-1,)),
+    *_required("FP16", "PIXEL_VALUES", dims=(-1, -1, -1, -1)),
+    *_required("INT64", "ASPECT_RATIO_IDS", dims=(-1,)),
+    *_required("INT64", "ASPECT_RATIO_MASK", dims=(-1, -1)),
+    *_required("INT64", "CROSS_ATTENTION_MASK", dims=(-1, -1, -1)),
+    *_required("INT64", "IMAGE_SIZES", dims=(-1, 2)),
+    *_required("BOOL", "IS_VIDEO_INPUT"),
+    *_required("INT64", "ATTENTION_MASK", dims=(-1,)),
+    *_required("INT64", "IMAGE_GRID_THW", dims=(3,)),
+    *_required("INT32", "VISION_INPUT_ID", dims=(-1,)),
 )
+"""From PIXEL_VALUES on for multimodal encoders, which llmc does not build: never made."""
 
 POSTPROCESSING_INPUTS = (
     *_required("INT32", "TOKENS_BATCH", dims=(-1, -1)),
     *_required("INT32", "SEQUENCE_LENGTH", dims=(-1,)),
-    *_optional("STRING", "OUTPUT_TEXT", dims=(-1,)),
-    *_optional("STRING", "STOP_ID"),
+    *_own(*_optional("STRING", "OUTPUT_TEXT", dims=(-1,)), *_optional("STRING", "STOP_ID")),
 )
 POSTPROCESSING_OUTPUTS = _required("STRING", "OUTPUT", dims=(-1,))
 
@@ -83,7 +97,8 @@ TENSORRT_LLM_INPUTS = (
     *_scalar("INT32", "beam_width"),
     *_scalar("FP32", "temperature"),
     *_scalar("INT32", "runtime_top_k"),
-    *_scalar("FP32", "runtime_top_p", "runtime_min_p", "runtime_top_p_min", "runtime_top_p_decay"),
+    *_scalar("FP32", "runtime_top_p", "runtime_top_p_min", "runtime_top_p_decay"),
+    *_own(*_scalar("FP32", "runtime_min_p")),
     *_scalar("INT32", "runtime_top_p_reset_ids"),
     *_scalar("FP32", "len_penalty"),
     *_scalar("BOOL", "early_stopping"),
@@ -92,7 +107,8 @@ TENSORRT_LLM_INPUTS = (
     *_scalar("FP32", "beam_search_diversity_rate", "presence_penalty", "frequency_penalty"),
     *_scalar("UINT64", "seed"),
     *_scalar("BOOL", "return_log_probs", "return_context_logits", "return_generation_logits"),
-    *_scalar("BOOL", "return_perf_metrics", "exclude_input_in_output", "stop", "streaming"),
+    *_scalar("BOOL", "return_perf_metrics", "return_num_input_tokens", "return_num_output_tokens"),
+    *_scalar("BOOL", "exclude_input_in_output", "stop", "streaming"),
     *_ragged("FP16", "prompt_embedding_table", dims=(-1, -1)),
     *_ragged("UINT64", "prompt_table_extra_ids", dims=(-1,)),
     *_scalar("INT32", "prompt_vocab_size"),
@@ -125,15 +141,14 @@ _GENERATION_OUTPUTS = (
     *_required("FP32", "acceptance_rate"),
     *_required("INT32", "total_accepted_draft_tokens", "total_draft_tokens"),
     *_required("INT32", "num_input_tokens", "num_output_tokens"),
-    *_required("STRING", "finish_reason"),
+    *_own(*_required("STRING", "finish_reason")),
 )
 TENSORRT_LLM_OUTPUTS = (
     *_required("INT32", "output_ids", dims=(-1, -1)),
     *_required("INT32", "sequence_length", dims=(-1,)),
     *_GENERATION_OUTPUTS,
     *_required("UINT8", "context_phase_params", dims=(-1,)),
-    *_required("STRING", "OUTPUT_TEXT", dims=(-1,)),
-    *_required("STRING", "STOP_ID"),
+    *_own(*_required("STRING", "OUTPUT_TEXT", dims=(-1,)), *_required("STRING", "STOP_ID")),
 )
 
 _TEXT_INPUTS = (
@@ -143,12 +158,13 @@ _TEXT_INPUTS = (
     *_optional("STRING", "bad_words", "stop_words", dims=(-1,)),
     *_optional("BOOL", "exclude_input_in_output"),
     *_optional("INT32", "end_id", "pad_id", "top_k"),
-    *_optional("FP32", "top_p", "min_p", "temperature", "length_penalty", "repetition_penalty"),
+    *_optional("FP32", "top_p", "temperature", "length_penalty", "repetition_penalty"),
+    *_own(*_optional("FP32", "min_p"), *_optional("BOOL", "apply_chat_template")),
     *_optional("INT32", "min_tokens"),
     *_optional("FP32", "presence_penalty", "frequency_penalty"),
     *_optional("UINT64", "seed"),
     *_optional("INT32", "beam_width"),
-    *_optional("BOOL", "stream", "apply_chat_template"),
+    *_optional("BOOL", "stream"),
     *_optional("FP16", "prompt_embedding_table", dims=(-1, -1)),
     *_optional("INT32", "prompt_vocab_size"),
     *_optional("UINT64", "prompt_table_extra_id"),
@@ -161,7 +177,9 @@ ENSEMBLE_INPUTS = (
     *_TEXT_INPUTS,
     *_optional("INT32", "num_return_sequences"),
     *_optional("BOOL", "return_log_probs", "return_context_logits", "return_generation_logits"),
-    *_optional("BOOL", "return_perf_metrics"),
+    *_optional(
+        "BOOL", "return_perf_metrics", "return_num_input_tokens", "return_num_output_tokens"
+    ),
     *_optional("UINT64", "lora_task_id"),
     *_ragged("STRING", "guided_decoding_guide_type", "guided_decoding_guide", dims=(1,)),
 )
@@ -169,7 +187,7 @@ TENSORRT_LLM_BLS_INPUTS = (
     *_TEXT_INPUTS,
     *_scalar("INT32", "num_return_sequences"),
     *_scalar("BOOL", "return_log_probs", "return_context_logits", "return_generation_logits"),
-    *_scalar("BOOL", "return_perf_metrics"),
+    *_scalar("BOOL", "return_perf_metrics", "return_num_input_tokens", "return_num_output_tokens"),
     *_scalar("UINT64", "lora_task_id"),
     *_optional("STRING", "guided_decoding_guide_type", "guided_decoding_guide"),
     *_optional("FP16", "image_input", dims=(-1, 3, -1, -1)),
@@ -226,6 +244,8 @@ TENSORRT_LLM_FROM_TEXT = {
     "return_context_logits": "return_context_logits",
     "return_generation_logits": "return_generation_logits",
     "return_perf_metrics": "return_perf_metrics",
+    "return_num_input_tokens": "return_num_input_tokens",
+    "return_num_output_tokens": "return_num_output_tokens",
     "num_return_sequences": "num_return_sequences",
     "beam_width": "beam_width",
     "streaming": "stream",
@@ -249,3 +269,17 @@ POSTPROCESSING_FROM_TENSORRT_LLM = {
 
 PASSED_THROUGH = tuple(tensor.name for tensor in _GENERATION_OUTPUTS)
 """Outputs that ensemble and tensorrt_llm_bls take from tensorrt_llm as they are."""
+
+ALL = (
+    PREPROCESSING_INPUTS,
+    POSTPROCESSING_INPUTS,
+    TENSORRT_LLM_INPUTS,
+    TENSORRT_LLM_OUTPUTS,
+    ENSEMBLE_INPUTS,
+)
+
+LOGITS = ("context_logits", "generation_logits", "draft_logits")
+"""Tensors of the engine's logits_dtype."""
+
+INTERNAL_NAMES = {"OUT_END_ID": "_PREPROCESSOR_END_ID", "OUT_PAD_ID": "_PREPROCESSOR_PAD_ID"}
+"""Tensor of the ensemble's own for an output of preprocessing; others are the output's, with _."""

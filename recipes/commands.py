@@ -152,7 +152,7 @@ def _value(given: Given) -> Any:
     if flag.field in ("quantization.algo", "quantization.kv_cache"):
         known = ", ".join(flag.values)
         raise RecipeError(f"{given.source}: not a format of llmc's, expected one of {known}")
-    return text if flag.field == "model" else yaml.safe_load(text)
+    return text if flag.field == "model" else flag.read(text)
 
 
 def _combined(names: set[str], fields: dict[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:

@@ -8,8 +8,11 @@ fields up to 1.2; tensorrtllm_backend v0.19.0, tools/fill_template.py and docs/m
 """
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
+
+import yaml
 
 Takes = Literal["none", "one", "maybe", "many"]
 """How many values follow a flag; maybe: none or one."""
@@ -22,7 +25,8 @@ NOT_SAID = object()
 class Flag:
     """One flag. Either `field`, or a `note` that says why there is none.
 
-    `values` translates spellings; others are read as YAML. A flag that takes nothing sets `value`.
+    `values` translates spellings; others are read by `read`. A flag that takes nothing sets
+    `value`.
     """
 
     names: tuple[str, ...]
@@ -31,6 +35,22 @@ class Flag:
     takes: Takes = "one"
     value: Any = True
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    read: Callable[[str], Any] = yaml.safe_load
+
+
+def _read_ids(text: str) -> Any:
+    """Read 0,1;2,3: a list for each instance. What is no list is left for the schema to refuse."""
+    parts = (part.split(",") for part in text.split(";"))
+    return [[yaml.safe_load(number) for number in part] for part in parts]
+
+
+def _read_tree(text: str) -> Any:
+    """Read {0, 0}, {0, 1}: a list for each path."""
+    return [[int(number) for number in re.findall(r"\d+", path)] for path in text.split("}")[:-1]]
+
+
+def _read_sizes(text: str) -> Any:
+    return [yaml.safe_load(number) for number in text.split(",")]
 
 
 def _same(field: str, *names: str, **values: Any) -> Flag:
@@ -223,46 +243,56 @@ _SERVED = (
     *("kv_cache_free_gpu_mem_fraction", "batch_scheduler_policy"),
     *("enable_chunked_context", "enable_kv_cache_reuse", "exclude_input_in_output"),
     *("cancellation_check_period_ms", "stats_check_period_ms"),
-    *("add_special_tokens", "skip_special_tokens"),
+    *("add_special_tokens", "skip_special_tokens", "accumulate_tokens"),
 )
 """Placeholders that are named as their field of `serve`."""
 
-_GPU_EXECUTOR = "a setting of TensorRT-LLM's executor for GPUs"
-_LORA = "llmc has no adapters"
+_EXECUTOR = (
+    *("batching_strategy", "max_beam_width", "sink_token_length", "num_nodes"),
+    *("kv_cache_host_memory_bytes", "kv_cache_onboard_blocks", "cross_kv_cache_fraction"),
+    *("iter_stats_max_iterations", "request_stats_max_iterations", "recv_poll_period_ms"),
+    *("lora_cache_optimal_adapter_size", "lora_cache_max_adapter_size", "lora_prefetch_dir"),
+    *("lora_cache_gpu_memory_fraction", "lora_cache_host_memory_bytes"),
+    *("decoding_mode", "lookahead_window_size", "lookahead_ngram_size", "normalize_log_probs"),
+    *("lookahead_verification_set_size", "speculative_decoding_fast_logits"),
+    *("gpu_weights_percent", "enable_context_fmha_fp32_acc", "multi_block_mode"),
+    *("enable_trt_overlap", "cuda_graph_mode", "cuda_graph_cache_size"),
+    *("guided_decoding_backend", "xgrammar_tokenizer_info_path"),
+)
+"""Placeholders that are named as their field of `serve.tensorrt_llm`."""
+
+_LISTS: dict[str, Callable[[str], Any]] = {
+    "max_attention_window_size": _read_sizes,
+    "gpu_device_ids": _read_ids,
+    "participant_ids": _read_ids,
+    "medusa_choices": _read_tree,
+    "eagle_choices": _read_tree,
+}
+"""The same, of those that are lists."""
+
 _VISION = "llmc builds text models"
 
 FILL_TEMPLATE: tuple[Flag, ...] = (
     Flag(names=("triton_max_batch_size",), field="serve.max_batch_size"),
     Flag(names=("decoupled_mode",), field="serve.decoupled", values=_BOOLEANS),
     *(Flag(names=(name,), field=f"serve.{name}", values=_BOOLEANS) for name in _SERVED),
-    *_none("the engine has its tokenizer with it", "tokenizer_dir"),
-    *_none("the repository lies beside its engine", "engine_dir"),
-    *_none("python, with llmc's runtime", "triton_backend"),
-    *_none("batches are always in flight", "batching_strategy"),
-    *_none("the engine's", "logits_datatype"),
-    *_none("text arrives whole characters at a time", "accumulate_tokens"),
-    *_none("the model is called tensorrt_llm", "tensorrt_llm_model_name"),
-    *_none("serve.launch_mode orchestrator starts its ranks", "participant_ids", "num_nodes"),
-    *_none("llmc has no beams", "max_beam_width"),
-    *_none(_NO_SPECULATION, "tensorrt_llm_draft_model_name", "medusa_choices", "eagle_choices"),
-    *_none(_NO_SPECULATION, "lookahead_window_size", "lookahead_ngram_size"),
-    *_none(_NO_SPECULATION, "lookahead_verification_set_size", "speculative_decoding_fast_logits"),
-    *_none("by the request's own parameters", "decoding_mode", "normalize_log_probs"),
-    *_none(_LORA, "lora_cache_optimal_adapter_size", "lora_cache_max_adapter_size"),
-    *_none(_LORA, "lora_cache_gpu_memory_fraction", "lora_cache_host_memory_bytes"),
-    *_none(_LORA, "lora_prefetch_dir"),
-    *_none(
-        "llmc has no guided decoding", "guided_decoding_backend", "xgrammar_tokenizer_info_path"
+    *(
+        Flag(names=(name,), field=f"serve.tensorrt_llm.{name}", values=_BOOLEANS)
+        for name in _EXECUTOR
     ),
-    *_none(_VISION, "encoder_engine_dir", "cross_kv_cache_fraction", "multimodal_model_path"),
-    *_none(_VISION, "multimodal_encoders_name", "max_num_images"),
+    *(
+        Flag(names=(name,), field=f"serve.tensorrt_llm.{name}", read=read)
+        for name, read in _LISTS.items()
+    ),
+    *_none("the engine's, `llmc repo emit --tokenizer`, or serve.tokenizer_dir", "tokenizer_dir"),
+    *_none("`llmc repo emit --from-engine`, or serve.engine_dir", "engine_dir"),
+    *_none("tensorrtllm for TensorRT-LLM's engines, else python", "triton_backend"),
+    *_none("the engine's", "logits_datatype"),
+    *_none("the model is called tensorrt_llm", "tensorrt_llm_model_name"),
+    *_none(_NO_SPECULATION, "tensorrt_llm_draft_model_name"),
+    *_none(_VISION, "encoder_engine_dir", "multimodal_model_path"),
+    *_none(_VISION, "multimodal_encoders_name", "max_num_images", "hf_model_path"),
     *_none(_VISION, "encoder_input_features_data_type", "prompt_embedding_table_data_type"),
-    *_none("the model's own windows", "max_attention_window_size", "sink_token_length"),
-    *_none(_GPU_EXECUTOR, "kv_cache_host_memory_bytes", "kv_cache_onboard_blocks"),
-    *_none(_GPU_EXECUTOR, "gpu_device_ids", "gpu_weights_percent", "multi_block_mode"),
-    *_none(_GPU_EXECUTOR, "enable_context_fmha_fp32_acc", "enable_trt_overlap"),
-    *_none(_GPU_EXECUTOR, "cuda_graph_mode", "cuda_graph_cache_size"),
-    *_none(_GPU_EXECUTOR, "iter_stats_max_iterations", "request_stats_max_iterations"),
 )
 
 TOOLS: dict[str, tuple[Flag, ...]] = {

@@ -12,7 +12,6 @@ from pydantic import (
     Discriminator,
     Field,
     FiniteFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Strict,
@@ -21,6 +20,7 @@ from pydantic import (
 
 from llmc.recipes.part import Part
 from llmc.recipes.plugins import PluginRecipe
+from llmc.recipes.serve import ServeRecipe
 from llmc.recipes.tensorrt_llm import TensorrtLlmTarget
 
 
@@ -211,75 +211,6 @@ class GateRecipe(Part):
         default=None,
         description="Least share of tokens after which engine and reference like the same token"
         " best; none: by quantization.",
-    )
-
-
-class ServeRecipe(Part):
-    """What the Triton repository is told."""
-
-    max_batch_size: PositiveInt | None = Field(
-        default=None, description="Triton's max_batch_size; none: build.max_batch_size."
-    )
-    decoupled: bool = Field(default=True, description="Let a request stream its answer.")
-    kv_cache_free_gpu_mem_fraction: float = Field(
-        default=0.9, gt=0, le=1, description="Share of the free memory given to the KV cache."
-    )
-    max_tokens_in_paged_kv_cache: PositiveInt | None = Field(
-        default=None, description="Size of the KV cache in tokens; none: by memory fraction."
-    )
-    batch_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict"] = Field(
-        default="max_utilization",
-        description="Out of blocks: preempt and recompute, or never start what may not finish.",
-    )
-    enable_chunked_context: bool = Field(
-        default=True, description="Split long prompts over several steps."
-    )
-    enable_kv_cache_reuse: bool = Field(
-        default=False, description="Share KV blocks of equal prompt beginnings."
-    )
-    exclude_input_in_output: bool = Field(
-        default=False, description="Leave the prompt's tokens out of the answer by default."
-    )
-    cancellation_check_period_ms: PositiveInt = Field(
-        default=100, description="How often a request is asked whether its client is gone, in ms."
-    )
-    stats_check_period_ms: PositiveInt = Field(
-        default=100, description="How often metrics are published, in ms."
-    )
-    add_special_tokens: bool = Field(
-        default=True, description="Let the tokenizer add its special tokens to a prompt."
-    )
-    skip_special_tokens: bool = Field(
-        default=True, description="Leave special tokens out of the text of an answer."
-    )
-    preprocessing_instance_count: PositiveInt = Field(
-        default=1, description="Tokenizing processes."
-    )
-    postprocessing_instance_count: PositiveInt = Field(
-        default=1, description="Detokenizing processes; more than 1 needs decoupled false."
-    )
-    bls_instance_count: PositiveInt = Field(
-        default=1, description="Processes of tensorrt_llm_bls, each serving many requests at once."
-    )
-    launch_mode: Literal["leader", "orchestrator"] = Field(
-        default="leader",
-        description="Engines of several ranks: a tritonserver in each, or ranks that the model"
-        " starts.",
-    )
-    rank_timeout_s: PositiveFloat = Field(
-        default=30.0, description="How long a rank may be silent before all end, in s."
-    )
-    max_rank_restarts: NonNegativeInt = Field(
-        default=3, description="orchestrator: how often lost ranks are started again."
-    )
-    max_queue_delay_microseconds: NonNegativeInt = Field(
-        default=0, description="How long Triton may wait to form a batch, in µs."
-    )
-    max_queue_size: NonNegativeInt = Field(
-        default=0, description="Most requests Triton queues; 0: no limit."
-    )
-    priority_levels: NonNegativeInt = Field(
-        default=0, description="Number of request priorities; 0: off."
     )
 
 

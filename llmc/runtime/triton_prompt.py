@@ -21,6 +21,7 @@ REFUSED = (
     "DECODER_QUERY",
     "IMAGE_BYTES",
     "IMAGE_URL",
+    "IMAGES",
     "VIDEO_BYTES",
     "EMBEDDING_BIAS_WORDS",
     "PROMPT_TABLE_EXTRA_ID",
@@ -33,9 +34,10 @@ def read_prompts(
 ) -> dict[str, Array]:
     """Return preprocessing's output tensors for the B prompts of one message.
 
-    OUT_END_ID and OUT_PAD_ID are made only when the client gave them: without one, tensorrt_llm
-    ends at any of the model's own end tokens. Prompts of one message are padded to the longest
-    with 0.
+    Without END_ID from the client, OUT_END_ID is the first of the model's own end tokens and the
+    others are stop words: TensorRT-LLM's executor knows no end by itself, and only one end token.
+    OUT_PAD_ID is made only when the client gave one. Prompts of one message are padded to the
+    longest with 0.
 
     Raises: ServeError for a refused input and for chat messages that are none.
     """
@@ -52,16 +54,19 @@ def read_prompts(
     input_ids = np.zeros((len(prompts), int(lengths.max())), np.int32)
     for row, prompt in enumerate(prompts):
         input_ids[row, : len(prompt)] = prompt
+    ends = () if "END_ID" in inputs else tokenizer.end_ids
     outputs: dict[str, Array] = {
         "INPUT_ID": input_ids,
         "REQUEST_INPUT_LEN": lengths,
         "DECODER_INPUT_ID": np.zeros_like(lengths),
         "REQUEST_DECODER_INPUT_LEN": np.ones_like(lengths),
         "REQUEST_OUTPUT_LEN": inputs["REQUEST_OUTPUT_LEN"],
-        "STOP_WORDS_IDS": _word_lists(inputs, "STOP_WORDS_DICT", len(prompts), tokenizer),
+        "STOP_WORDS_IDS": _word_lists(inputs, "STOP_WORDS_DICT", len(prompts), tokenizer, ends[1:]),
         "BAD_WORDS_IDS": _word_lists(inputs, "BAD_WORDS_DICT", len(prompts), tokenizer),
         "EMBEDDING_BIAS": np.empty((len(prompts), 0), np.float32),
     }
+    if ends:
+        outputs["OUT_END_ID"] = np.full_like(lengths, ends[0])
     for name in ("END_ID", "PAD_ID"):
         if name in inputs:
             outputs[f"OUT_{name}"] = inputs[name]
@@ -93,15 +98,22 @@ def read_messages(text: str) -> list[dict[str, str]]:
 
 
 def _word_lists(
-    inputs: Mapping[str, Array], name: str, num_rows: int, tokenizer: Tokenizer
+    inputs: Mapping[str, Array],
+    name: str,
+    num_rows: int,
+    tokenizer: Tokenizer,
+    tokens: tuple[int, ...] = (),
 ) -> npt.NDArray[np.int32]:
-    """Tokenize the words of every row; an empty word, which clients send to fill up, is none."""
+    """Tokenize the words of every row; an empty word, which clients send to fill up, is none.
+
+    `tokens` are words of their own, of every row.
+    """
     rows: list[list[list[int]]] = [[] for _ in range(num_rows)]
     if name in inputs:
         for row, words in enumerate(inputs[name]):
             texts = [str(word, "utf-8") for word in words.reshape(-1)]
             rows[row] = [tokenizer.encode(text, add_special_tokens=False) for text in texts if text]
-    return make_word_lists(rows)
+    return make_word_lists([[*words, *([token] for token in tokens)] for words in rows])
 
 
 def _flat(array: Array) -> list[Any]:

@@ -89,8 +89,12 @@ READ = (
 )
 """Inputs a request is made of."""
 
-WITHOUT_MEANING = ("pad_id", "decoder_input_ids", "decoder_input_lengths", "stop")
-"""Inputs that can't change an answer: nothing is padded, no encoder; `stop` is model.py's."""
+WITHOUT_MEANING = (
+    *("pad_id", "decoder_input_ids", "decoder_input_lengths", "stop"),
+    *("return_num_input_tokens", "return_num_output_tokens"),
+)
+"""Inputs that can't change an answer: nothing is padded, no encoder; `stop` is model.py's; the
+counts of tokens always come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """A repository as somebody fills it in from NVIDIA's templates, with an engine of trtllm-build.
 
-Written as text, not by llmc's own writer: lint must take it as Triton does. The engine directory
-has TensorRT-LLM 0.19's config.json and empty plans, which lint never opens.
+Written as text, not by llmc's own writer: lint must take it as Triton does, and what llmc emits is
+compared with it. The engine directory has TensorRT-LLM's config.json and empty plans, which lint
+never opens.
 """
 
 import json
@@ -9,6 +10,13 @@ from pathlib import Path
 from typing import Any
 
 UPSTREAM = json.loads((Path(__file__).parent / "inflight_batcher_llm.json").read_text())
+"""Models of TensorRT-LLM's repository: tensors, parameters with placeholder or literal, the
+ensemble's maps. LOGITS is ${logits_datatype}; ${encoder_input_features_data_type} and
+${prompt_embedding_table_data_type} are FP16, as the ensemble's own tensor is.
+
+Source: NVIDIA/TensorRT-LLM 1.2.0rc8, triton_backend/all_models/inflight_batcher_llm.
+"""
+
 ENGINE_VERSION = "0.19.0"
 BATCH = 64
 
@@ -21,15 +29,13 @@ BACKENDS = {
 
 
 def filled(engine_dir: Path) -> dict[str, dict[str, str]]:
-    """Return the parameters of each model; those left empty are not given."""
+    """Return the parameters of each model that are given; the template has all others empty."""
     tokenizer = str(engine_dir.with_name("tokenizer"))
     return {
         "preprocessing": {"tokenizer_dir": tokenizer, "add_special_tokens": "true"},
         "tensorrt_llm": {
             "gpt_model_type": "inflight_fused_batching",
             "gpt_model_path": str(engine_dir),
-            "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
-            "executor_worker_path": "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
             "batch_scheduler_policy": "max_utilization",
             "kv_cache_free_gpu_mem_fraction": "0.85",
             "enable_kv_cache_reuse": "true",
@@ -52,10 +58,10 @@ def write_repository(root: Path) -> Path:
     (root / "tokenizer").mkdir()
     parameters = filled(engine_dir)
     repository = root / "models"
-    for model, facts in UPSTREAM.items():
+    for model in UPSTREAM:
         version = repository / model / "1"
         version.mkdir(parents=True)
-        text = _config(model, facts, parameters.get(model, {}))
+        text = fill(model, parameters.get(model, {}))
         (repository / model / "config.pbtxt").write_text(text)
         if BACKENDS.get(model) == "python":
             (version / "model.py").write_text("class TritonPythonModel:\n    pass\n")
@@ -99,11 +105,28 @@ def edit_engine(directory: Path, part: str, **changes: Any) -> None:
     file.write_text(json.dumps(config))
 
 
-def _config(model: str, facts: dict[str, Any], parameters: dict[str, str]) -> str:
-    lines = [f'name: "{model}"', f"max_batch_size: {BATCH}  # as the engine"]
+def fill(
+    model: str,
+    parameters: dict[str, str],
+    *,
+    max_batch_size: int = BATCH,
+    decoupled: bool = True,
+    logits_datatype: str = "TYPE_FP32",
+    max_queue_size: int = 0,
+    instance_count: int = 1,
+) -> str:
+    """Return the template of `model` with its placeholders filled; parameters by their key."""
+    facts = UPSTREAM[model]
+    unfilled = {
+        key: "" if value.startswith("${") else value for key, value in facts["parameters"].items()
+    }
+    assert parameters.keys() <= unfilled.keys(), model
+    lines = [f'name: "{model}"', f"max_batch_size: {max_batch_size}  # as the engine"]
     for kind in ("input", "output"):
-        tensors = ",\n".join(_tensor(tensor) for tensor in facts[f"{kind}s"])
-        lines.append(f"{kind} [\n{tensors}\n]")
+        # Upstream's ensemble has one output twice.
+        found = {tensor["name"]: tensor for tensor in facts[f"{kind}s"]}
+        tensors = ",\n".join(_tensor(tensor) for tensor in found.values())
+        lines.append(f"{kind} [\n{tensors}\n]".replace("TYPE_LOGITS", logits_datatype))
     if "steps" in facts:
         steps = ",\n".join(_step(step) for step in facts["steps"])
         return "\n".join(
@@ -111,16 +134,19 @@ def _config(model: str, facts: dict[str, Any], parameters: dict[str, str]) -> st
         )
     lines.append(f'backend: "{BACKENDS[model]}"')
     if model in ("tensorrt_llm", "tensorrt_llm_bls"):
-        lines.append("model_transaction_policy { decoupled: true }")
-    if facts["dynamic_batching"] and model != "postprocessing":
+        lines.append(f"model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}")
+    if facts["dynamic_batching"]:
         lines.append(
-            f"dynamic_batching {{\n  preferred_batch_size: [ {BATCH} ]\n"
-            "  max_queue_delay_microseconds: 0\n  default_queue_policy: { max_queue_size: 0 }\n}"
+            "dynamic_batching {}"
+            if model == "postprocessing"
+            else f"dynamic_batching {{\n  preferred_batch_size: [ {max_batch_size} ]\n"
+            "  max_queue_delay_microseconds: 0\n"
+            f"  default_queue_policy: {{ max_queue_size: {max_queue_size} }}\n}}"
         )
-    lines.append("instance_group [ { count: 1 kind: KIND_CPU } ]")
+    lines.append(f"instance_group [ {{ count: {instance_count} kind: KIND_CPU }} ]")
     lines += [
         f'parameters: {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
-        for key, value in parameters.items()
+        for key, value in (unfilled | parameters).items()
     ]
     return "\n".join(lines) + "\n"
 

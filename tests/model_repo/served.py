@@ -22,7 +22,8 @@ from llmc.model_repo.options import RepositoryOptions
 from llmc.model_repo.ranks import choose_leader, find_ranked_models, leader_ranks
 from llmc.model_repo.server import ServerConfig, ServerProcess
 from llmc.model_repo.tritonserver import find_tritonserver
-from llmc.recipes.schema import Recipe, ServeRecipe
+from llmc.recipes.schema import Recipe
+from llmc.recipes.serve import ServeRecipe
 from tests.builders.tiny_hf import write_model
 from tests.runtime.tiny_tokenizers import byte_level, save
 

@@ -22,6 +22,7 @@ def repository(tmp_path: Path) -> Path:
     engine = tmp_path / "engine"
     engine.mkdir()
     config = {
+        "llmc": {"target": "cpu"},
         "pretrained_config": {"logits_dtype": "float32"},
         "build_config": {"max_batch_size": 8},
     }

@@ -41,6 +41,26 @@ def add(model: str, key: str, value: str) -> Callable[[Path], None]:
     return replace(model, "instance_group", line)
 
 
+def give(model: str, key: str, value: str) -> Callable[[Path], None]:
+    """Return the change of a parameter's value, whatever it is."""
+
+    def change(repository: Path) -> None:
+        file = repository / model / "config.pbtxt"
+        pattern = rf'(key: "{key}" value: {{ string_value: )"[^"]*"'
+        text, count = re.subn(pattern, lambda match: f'{match[1]}"{value}"', file.read_text())
+        assert count == 1
+        file.write_text(text)
+
+    return change
+
+
+WARMUP = """model_warmup [ { name: "first" batch_size: 1
+  inputs { key: "input_ids" value { data_type: TYPE_INT32 dims: 8 input_data_file: "ids" } }
+  inputs { key: "input_lengths" value { data_type: TYPE_INT32 dims: 1 zero_data: true } }
+} ]
+"""
+
+
 def second_engine(repository: Path) -> None:
     """A draft model whose engine is of another version than the first."""
     write_engine(repository.with_name("draft"), version="0.17.0")
@@ -98,7 +118,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "engine directory without an engine": (
         lambda repository: (repository.with_name("engine") / "config.json").unlink(),
-        "gpt_model_path: .* has no config.json",
+        "gpt_model_path: .*/engine/config.json: not found, expected an engine",
     ),
     "rank of the engine missing": (
         lambda repository: (repository.with_name("engine") / "rank1.engine").unlink(),
@@ -171,11 +191,60 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
         replace("tensorrt_llm", "max_queue_delay", "priority_levels: 2 max_queue_delay"),
         "default_priority_level: 0, expected 1 to 2",
     ),
+    "engine path that depends on where the server starts": (
+        lambda repository: _relative_engine(repository),
+        "gpt_model_path: '../engine' is relative, and the backend looks for it from",
+    ),
+    "key the backend reads whatever it is": (
+        replace(
+            "tensorrt_llm",
+            'parameters: { key: "guided_decoding_backend" value: { string_value: "" } }\n',
+            "",
+        ),
+        "guided_decoding_backend: missing, the backend does not load without it",
+    ),
+    "guided decoding without a tokenizer": (
+        give("tensorrt_llm", "guided_decoding_backend", "xgrammar"),
+        "guided_decoding_backend: guided decoding stays off without xgrammar_tokenizer_info_path",
+    ),
+    "lookahead without sizes": (
+        give("tensorrt_llm", "decoding_mode", "lookahead"),
+        "decoding_mode: lookahead needs lookahead_window_size, lookahead_ngram_size, ",
+    ),
+    "choices of another decoding mode": (
+        give("tensorrt_llm", "medusa_choices", "{0}, {0, 0}"),
+        "medusa_choices: only with decoding_mode medusa, it is top_k_top_p",
+    ),
+    "LoRA cache for an engine without LoRA": (
+        lambda repository: _without_lora(repository),
+        "lora_cache_max_adapter_size: needs an engine built with lora_plugin",
+    ),
+    "fast logits between spawned ranks": (
+        give("tensorrt_llm", "speculative_decoding_fast_logits", "true"),
+        "speculative_decoding_fast_logits: true, but ranks without participant_ids are spawned",
+    ),
+    "warm-up without its data": (
+        replace("tensorrt_llm", "instance_group", WARMUP + "instance_group"),
+        r"model_warmup\[first\]: 'input_ids': warmup/ids is missing",
+    ),
+    "warm-up without a required input": (
+        replace("tensorrt_llm", "instance_group", WARMUP + "instance_group"),
+        r"model_warmup\[first\]: required input 'request_output_len' is missing",
+    ),
     "timeouts of requests that are ignored": (
         replace("tensorrt_llm", "max_queue_size: 0", "allow_timeout_override: true"),
         "default_queue_policy: allow_timeout_override, but without a default timeout",
     ),
 }
+
+
+def _relative_engine(repository: Path) -> None:
+    give("tensorrt_llm", "gpt_model_path", "../engine")(repository)
+
+
+def _without_lora(repository: Path) -> None:
+    edit_engine(repository.with_name("engine"), "build_config", plugin_config={"lora_plugin": None})
+    give("tensorrt_llm", "lora_cache_max_adapter_size", "32")(repository)
 
 
 def _set_version(repository: Path, version: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from llmc.errors import BuildError
 from llmc.model_repo.pbtxt import read_config, to_message, write_config
-from llmc.model_repo.specs import DynamicBatching, EnsembleStep, ModelSpec, TensorSpec
+from llmc.model_repo.specs import DynamicBatching, EnsembleStep, ModelSpec, QueuePolicy, TensorSpec
 
 SPEC = ModelSpec(
     name="echo",
@@ -16,7 +16,7 @@ SPEC = ModelSpec(
     outputs=(TensorSpec(name="y", dtype="FP32", dims=(-1, 3)),),
     instance_count=2,
     decoupled=True,
-    dynamic_batching=DynamicBatching(max_queue_size=7, preferred_batch_size=4),
+    dynamic_batching=DynamicBatching(queue=QueuePolicy(max_queue_size=7), preferred_batch_size=4),
     parameters={"path": 'a "quoted" ${name}\n\\ ü'},
 )
 

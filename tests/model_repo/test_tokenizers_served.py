@@ -14,6 +14,7 @@ import tritonclient.grpc as triton
 
 from llmc.model_repo import configs
 from llmc.model_repo.emit import MODEL_FILES
+from llmc.model_repo.engine_config import Engine
 from llmc.model_repo.pbtxt import CONFIG_FILE, write_config
 from llmc.model_repo.server import ServerConfig, ServerProcess
 from llmc.model_repo.tritonserver import find_tritonserver
@@ -41,9 +42,20 @@ def client(
     root = tmp_path_factory.getbasetemp() / "served_tokenizers"
     repository = tmp_path_factory.mktemp("repository")
     for kind in opened:
-        facts = configs.EngineFacts(path=f"{root / kind}", max_batch_size=4, logits_dtype="float32")
+        deployed = configs.Deployed(
+            engine=Engine(
+                directory=root / kind,
+                version_text="",
+                is_ours=True,
+                pretrained={"logits_dtype": "float32"},
+                build={"max_batch_size": 4},
+            ),
+            engine_path=str(root / kind),
+            tokenizer_path=str(root / kind),
+            own_tensors=True,
+        )
         for made in (configs.preprocessing, configs.postprocessing):
-            spec = made(options(), facts)
+            spec = made(options(), deployed)
             directory = repository / f"{spec.name}_{kind}"
             (directory / "1").mkdir(parents=True)
             shutil.copyfile(MODEL_FILES / spec.name / "1/model.py", directory / "1/model.py")

@@ -87,18 +87,33 @@ def test_the_commands_of_one_build_are_one_recipe() -> None:
         "mapping": {"tp": 2},
         "target": {"kind": "tensorrt-llm", "workers": 2},
         "build": {"max_batch_size": 8, "max_seq_len": 2048, "plugins": {"gemm_plugin": "auto"}},
-        "serve": {"decoupled": False, "kv_cache_free_gpu_mem_fraction": 0.5},
+        "serve": {
+            "decoupled": False,
+            "kv_cache_free_gpu_mem_fraction": 0.5,
+            "tensorrt_llm": {"gpu_device_ids": [[0, 1]]},
+        },
     }
     comments = re.findall(r"^# (.*?):", text, re.MULTILINE)
     assert comments == [
         *("--per_channel", "--per_token", "--output_dir ckpt", "--checkpoint_dir ckpt"),
-        *("--lora_dir a b", "gpu_device_ids 0,1"),
+        "--lora_dir a b",
     ]
 
 
 @pytest.mark.parametrize(
     ("command", "fields"),
     [
+        (
+            "fill_template.py c 'gpu_device_ids:0\\,1;2\\,3,medusa_choices:{0}\\, {0\\, 1},"
+            "max_attention_window_size:4096\\,512,decoding_mode:medusa,accumulate_tokens:True'",
+            {
+                "serve.tensorrt_llm.gpu_device_ids": [[0, 1], [2, 3]],
+                "serve.tensorrt_llm.medusa_choices": [[0], [0, 1]],
+                "serve.tensorrt_llm.max_attention_window_size": [4096, 512],
+                "serve.tensorrt_llm.decoding_mode": "medusa",
+                "serve.accumulate_tokens": True,
+            },
+        ),
         ("convert_checkpoint.py --use_weight_only", {"quantization.algo": "W8A16"}),
         (
             "convert_checkpoint.py --use_weight_only --weight_only_precision int4",

@@ -3,7 +3,7 @@
 import dataclasses
 
 from llmc.model_repo.options import RepositoryOptions
-from llmc.recipes.schema import ServeRecipe
+from llmc.recipes.serve import ServeRecipe
 
 
 def test_serve_is_the_options_of_the_repository() -> None:

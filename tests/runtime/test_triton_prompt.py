@@ -70,10 +70,26 @@ def test_what_is_no_chat_is_refused(tokenizer: Tokenizer, text: str, reason: str
         read(tokenizer, text, APPLY_CHAT_TEMPLATE=np.array([[True]]))
 
 
-def test_end_and_pad_ids_are_passed_on_only_when_given(tokenizer: Tokenizer) -> None:
-    assert "OUT_END_ID" not in read(tokenizer, "a")
+def test_a_client_says_what_ends_and_pads(tokenizer: Tokenizer) -> None:
     outputs = read(tokenizer, "a", END_ID=np.array([[9]]), PAD_ID=np.array([[8]]))
     assert (outputs["OUT_END_ID"].item(), outputs["OUT_PAD_ID"].item()) == (9, 8)
+    assert (outputs["STOP_WORDS_IDS"][:, 1] == -1).all()
+
+
+def test_else_the_models_own_ends_do(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT-LLM's executor knows none, and takes one end token and any number of words."""
+    monkeypatch.setattr(tokenizer, "end_ids", (5, 6, 7))
+    words = np.array([[b"fox"], [b""]], np.object_)
+    outputs = read(tokenizer, "a", "b", STOP_WORDS_DICT=words)
+    assert outputs["OUT_END_ID"].tolist() == [[5], [5]]
+    assert "OUT_PAD_ID" not in outputs
+    fox = tokenizer.encode("fox", add_special_tokens=False)
+    ends = len(fox) + np.arange(3)
+    assert outputs["STOP_WORDS_IDS"][0, 0].tolist() == [*fox, 6, 7]
+    assert outputs["STOP_WORDS_IDS"][0, 1, :3].tolist() == ends.tolist()
+    assert outputs["STOP_WORDS_IDS"][1, 0, :2].tolist() == [6, 7]
+    monkeypatch.setattr(tokenizer, "end_ids", ())
+    assert "OUT_END_ID" not in read(tokenizer, "a")
 
 
 def test_words_are_tokenized_and_empty_ones_dropped(tokenizer: Tokenizer) -> None:

@@ -27,7 +27,8 @@ class TritonPythonModel:
         repository = Path(args["model_repository"]).parent
         self._tokenizer = Tokenizer.open(repository / parameters["tokenizer_dir"]["string_value"])
         self._stopped: collections.deque[str] = collections.deque(maxlen=256)
-        self._llm = parameters["tensorrt_llm_model_name"]["string_value"]
+        # Without llmc's tensors there is no STOP_ID, and nobody to tell.
+        self._llm = parameters.get("tensorrt_llm_model_name", {}).get("string_value", "")
         self._skip_special_tokens = parameters["skip_special_tokens"]["string_value"] == "true"
 
     def execute(self, requests: list[Any]) -> list[Any]:

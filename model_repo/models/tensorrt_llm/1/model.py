@@ -1,5 +1,7 @@
 """Token ids to token ids and text by llmc's executor, in the tensors of TensorRT-LLM's model.
 
+Of what the executor makes, only the outputs that the configuration has are sent.
+
 The executor's threads run the model and hand over responses, which go to Triton from there. One
 thread more, `watch`, looks for clients that are gone and publishes metrics.
 
@@ -73,6 +75,7 @@ class TritonPythonModel:
             exclude_input=read_flag(parameters, "exclude_input_in_output"),
             decoupled=pb_utils.using_decoupled_model_transaction_policy(config),
         )
+        self._outputs = {output["name"] for output in config["output"]}
         self._check_period = read_period_seconds(parameters, "cancellation_check_period_ms")
         self._stats_period = read_period_seconds(parameters, "stats_check_period_ms")
         engine_dir = Path(args["model_repository"]).parent / parameters["gpt_model_path"]
@@ -171,7 +174,11 @@ class TritonPythonModel:
             tensors = response_tensors(response, row=row, num_rows=message.num_rows)
             tensors["STOP_ID"] = np.array([[message.stop_id.encode()]], np.object_)
             answer = pb_utils.InferenceResponse(
-                output_tensors=[pb_utils.Tensor(name, array) for name, array in tensors.items()]
+                output_tensors=[
+                    pb_utils.Tensor(name, array)
+                    for name, array in tensors.items()
+                    if name in self._outputs
+                ]
             )
         message.sender.send(answer, flags=0 if message.num_open else FINAL)
 

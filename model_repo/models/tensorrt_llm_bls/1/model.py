@@ -1,14 +1,14 @@
 """Text to text by calling the three models in a row: TensorRT-LLM's business logic scripting model.
 
-For clients that are written for it; the ensemble does the same. It accumulates no tokens to
-decode them again: the executor's text, which tensorrt_llm passes along, is exact already.
+For clients that are written for it; the ensemble does the same. Streamed text is exact, whether
+tensorrt_llm passes its text along, as llmc's does, or tokens alone, as TensorRT-LLM's.
 """
 
 import json
 import threading
 import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,9 +17,12 @@ import triton_python_backend_utils as pb_utils
 
 from llmc.errors import LlmcError, ServeError
 from llmc.model_repo import signatures
-from llmc.model_repo.specs import TensorSpec
+from llmc.runtime.triton_text import StreamedTexts, StreamKey
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+INDICES = ("batch_index", "sequence_index")
+"""Outputs that tell the answers of one request apart."""
+
 REFUSED = (
     "image_input",
     "image_bytes_input",
@@ -39,7 +42,16 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self._llm = parameters["tensorrt_llm_model_name"]
-        self._check_period = int(parameters["cancellation_check_period_ms"]) / 1000
+        self._accumulate = parameters["accumulate_tokens"] == "true"
+        # Not a parameter of TensorRT-LLM's model; its default there.
+        self._check_period = int(parameters.get("cancellation_check_period_ms", 100)) / 1000
+        own = {tensor["name"] for tensor in (*config["input"], *config["output"])}
+        self._has_text = "finish_reason" in own
+        self._outputs = [
+            tensor.name
+            for tensor in signatures.TENSORRT_LLM_OUTPUTS
+            if self._has_text or not tensor.own
+        ]
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._pool = ThreadPoolExecutor(max(config["max_batch_size"], 1), "bls")
         self._lock = threading.Lock()
@@ -87,14 +99,18 @@ class TritonPythonModel:
         prompts = _call(
             "preprocessing",
             _select(inputs, signatures.PREPROCESSING_FROM_TEXT),
-            signatures.PREPROCESSING_OUTPUTS,
+            list(signatures.TENSORRT_LLM_FROM_PREPROCESSING.values()),
         )
         inner_id = str(uuid.uuid4())
         with self._lock:
             self._in_flight[inner_id] = cancellable
         try:
-            for answer in self._generate(inputs, prompts, inner_id):
-                yield _postprocess(answer)
+            answers = self._generate(inputs, prompts, inner_id)
+            if "stream" in inputs and inputs["stream"].any():
+                yield from self._stream_texts(answers)
+            else:
+                for answer in answers:
+                    yield _respond(answer, _postprocess(answer))
         finally:
             with self._lock:
                 del self._in_flight[inner_id]
@@ -109,7 +125,7 @@ class TritonPythonModel:
                 *_select(prompts, signatures.TENSORRT_LLM_FROM_PREPROCESSING),
                 *_select(inputs, signatures.TENSORRT_LLM_FROM_TEXT),
             ],
-            requested_output_names=[tensor.name for tensor in signatures.TENSORRT_LLM_OUTPUTS],
+            requested_output_names=self._outputs,
         )
         if not self._decoupled:
             yield _read(request.exec(decoupled=False))
@@ -119,6 +135,24 @@ class TritonPythonModel:
             # The last response may be nothing but the flag that says so.
             if outputs:
                 yield outputs
+
+    def _stream_texts(self, answers: Iterator[dict[str, Any]]) -> Iterator[Any]:
+        """Yield a response for each answer, with the text it adds or, accumulated, all so far."""
+        texts = StreamedTexts(_decode)
+        whole: dict[StreamKey, str] = {}
+        for answer in answers:
+            key = tuple((name, int(answer[name].item())) for name in INDICES if name in answer)
+            if self._has_text or answer["output_ids"].shape[1] > 1:
+                # Beams are no streams: a later token may change all before it.
+                (text, *more) = (str(text, "utf-8") for text in _postprocess(answer))
+            else:
+                text, more = texts.push(key, answer["output_ids"][0, 0].tolist()), []
+            whole[key] = whole.get(key, "") + text
+            first = whole[key] if self._accumulate and not more else text
+            yield _respond(answer, _as_array([first, *more]))
+        for key, text in texts.flush().items():
+            indices = {name: np.array([[index]], np.int32) for name, index in key}
+            yield _respond(indices, _as_array([whole[key] + text if self._accumulate else text]))
 
     def _watch(self) -> None:
         while not self._stopping.wait(self._check_period):
@@ -155,24 +189,37 @@ class TritonPythonModel:
 
 
 def _postprocess(answer: dict[str, Any]) -> Any:
-    """Return the response to the client for one answer of tensorrt_llm."""
-    texts = _call(
-        "postprocessing",
-        _select(answer, signatures.POSTPROCESSING_FROM_TENSORRT_LLM),
-        signatures.POSTPROCESSING_OUTPUTS,
-    )
+    """Return the texts [beams] of one answer of tensorrt_llm."""
+    sources = signatures.POSTPROCESSING_FROM_TENSORRT_LLM
+    return _call("postprocessing", _select(answer, sources), ["OUTPUT"])["OUTPUT"]
+
+
+def _decode(tokens: Sequence[Sequence[int]]) -> list[str]:
+    """Return the text of each list of tokens, which the model sees as beams of one answer."""
+    lengths = np.array([[len(row) for row in tokens]], np.int32)
+    rows = np.zeros((1, len(tokens), int(lengths.max())), np.int32)
+    for index, row in enumerate(tokens):
+        rows[0, index, : len(row)] = row
+    texts = _postprocess({"output_ids": rows, "sequence_length": lengths})
+    return [str(text, "utf-8") for text in texts.reshape(-1)]
+
+
+def _respond(answer: dict[str, Any], texts: Any) -> Any:
+    """Return the response to the client for one answer of tensorrt_llm and its text."""
     passed = {name: answer[name] for name in signatures.PASSED_THROUGH if name in answer}
-    tensors = {"text_output": texts["OUTPUT"], **passed}
+    tensors = {"text_output": texts, **passed}
     return pb_utils.InferenceResponse(
         output_tensors=[pb_utils.Tensor(name, array) for name, array in tensors.items()]
     )
 
 
-def _call(model: str, inputs: list[Any], outputs: tuple[TensorSpec, ...]) -> dict[str, Any]:
+def _as_array(texts: Sequence[str]) -> Any:
+    return np.array([text.encode() for text in texts], np.object_)
+
+
+def _call(model: str, inputs: list[Any], outputs: list[str]) -> dict[str, Any]:
     request = pb_utils.InferenceRequest(
-        model_name=model,
-        inputs=inputs,
-        requested_output_names=[tensor.name for tensor in outputs],
+        model_name=model, inputs=inputs, requested_output_names=outputs
     )
     return _read(request.exec())
 
