@@ -69,8 +69,8 @@ def build(
 ) -> tuple[StageResult, ...]:
     """Make `output`/checkpoint and, unless `until` says otherwise, `output`/engine.
 
-    A target whose engines are bound to a GPU makes `output`/gpu_build instead: the job that builds
-    it.
+    A target whose engines are bound to a GPU that is not here makes `output`/gpu_build instead: the
+    job that builds it.
 
     `report` is told of each stage when it is done. `workers` threads write rank files. `force` runs
     stages whose result is there already.
@@ -95,7 +95,7 @@ def build(
     report(checkpoint)
     results.append(checkpoint)
     if until == "engine":
-        if hasattr(plan.target, "hand_over"):
+        if hasattr(plan.target, "hand_over") and plan.target.hands_over(recipe.target):
             results.append(_hand_over(plan, checkpoint, output / "gpu_build", force))
         else:
             results.append(_build_engine(plan, checkpoint, output / "engine", progress, force))
@@ -371,6 +371,8 @@ def _choose(plan: _Plan, sensitivity: Path) -> _Plan:
 def _build_engine(
     plan: _Plan, checkpoint: StageResult, final: Path, progress: Progress, force: bool
 ) -> StageResult:
+    toolchain = plan.target.toolchain() if hasattr(plan.target, "toolchain") else {}
+
     def work(staging: Path) -> dict[str, Any] | None:
         measured: dict[str, Any] | None = plan.target.build(
             Checkpoint.open(checkpoint.directory),
@@ -388,7 +390,7 @@ def _build_engine(
         stage="engine",
         inputs={"checkpoint": checkpoint.manifest.content_digest},
         recipe={"build": asdict(plan.limits)},
-        tools={"llmc": tool_version(*_COMPILER_ROOMS)},
+        tools={"llmc": tool_version(*_COMPILER_ROOMS), **toolchain},
         target=plan.recipe.target.model_dump(mode="json"),
         force=force,
     )

@@ -175,11 +175,26 @@ def _tasks(found: dict[str, Any]) -> dict[str, Missing]:
         tasks["target cpu: several ranks"].append({"what": mpi["problem"], "fix": mpi["fix"]})
     tasks["target tensorrt-rtx: build"] = _needs("tensorrt_rtx_bindings", "rtx")
     tasks["target tensorrt-llm: checkpoint and the GPU's job"] = []
+    tasks["target tensorrt-llm: the engine itself"] = _engine_of_tensorrt_llm(found)
     server = found["triton"]
     tasks["serve with Triton"] = []
     if server["tritonserver"] is None:
         tasks["serve with Triton"].append({"what": server["problem"], "fix": server["fix"]})
     return tasks
+
+
+def _engine_of_tensorrt_llm(found: dict[str, Any]) -> Missing:
+    from llmc.tensorrt_llm_versions import VERSIONS
+
+    missing: Missing = []
+    if found["packages"]["tensorrt-llm"] is None:
+        container = [one.container for one in VERSIONS.values() if one.has_engines][-1]
+        missing.append({"what": "TensorRT-LLM is not installed", "fix": f"run in {container}"})
+    if not found["gpu"]["gpus"]:
+        missing.append(
+            {"what": "no GPU", "fix": "run the job of OUT/gpu_build on a machine with one"}
+        )
+    return missing
 
 
 def _needs(package: str, extra: str) -> Missing:

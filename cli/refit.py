@@ -1,56 +1,76 @@
-"""`llmc refit`: give an engine whose plans were built without weights those of its checkpoint."""
+"""`llmc refit`: give an engine that was built without weights those of a checkpoint."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from llmc.checkpoint import Checkpoint
 
 
 def refit(
     engine: Annotated[Path, typer.Argument(help="Engine directory, e.g. OUT/engine.")],
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Checkpoint to take weights from; default: beside it."),
+        typer.Argument(metavar="[CHECKPOINT]", help="Where weights are; default: beside ENGINE."),
     ] = None,
 ) -> None:
-    """Write the weights that plans built with `--weights refit` are given when they are loaded.
+    """Write the weights of a checkpoint for an engine that was built without them.
 
-    They go into ENGINE/rank<N>.weights.safetensors, in the form TensorRT wants. Neither a GPU nor
-    the Hugging Face model is needed.
+    Target tensorrt-rtx, built with `--weights refit`: into ENGINE/rank<N>.weights.safetensors, in
+    the form TensorRT wants; neither a GPU nor the Hugging Face model is needed. Target
+    tensorrt-llm, built with target.strip_plan: by TensorRT-LLM, on the GPU the engine is for, into
+    ENGINE itself.
 
-    Example:
+    Examples:
 
-    llmc refit OUT/engine --checkpoint OUT/checkpoint
+    llmc refit OUT/engine
+
+    llmc refit OUT/engine FINETUNED/checkpoint
     """
+    from llmc.checkpoint import Checkpoint
+    from llmc.cli.verify_network import find_checkpoint
+    from llmc.runtime.engine import engine_target
+
+    target = engine_target(engine)
+    source = Checkpoint.open(checkpoint or find_checkpoint(engine))
+    refit_target = _refit_tensorrt_llm if target == "tensorrt-llm" else _refit_tensorrt_rtx
+    for path in refit_target(engine, source):
+        typer.echo(f"{path}  {path.stat().st_size / 2**30:.2f} GiB")
+
+
+def _refit_tensorrt_rtx(engine: Path, source: "Checkpoint") -> list[Path]:
     from llmc.builders.targets.tensorrt_rtx_module import import_tensorrt_rtx
     from llmc.builders.targets.tensorrt_toolkit import Toolkit
     from llmc.builders.targets.tensorrt_weights import write_refit_weights
-    from llmc.checkpoint import Checkpoint
     from llmc.cli.render import ConsoleProgress
-    from llmc.cli.verify_network import find_checkpoint
-    from llmc.runtime.engine import engine_target, read_engine_config
+    from llmc.runtime.engine import read_engine_config
 
     config = read_engine_config(engine)
-    target = engine_target(engine)
     if config["llmc"].get("weights") != "refit":
         raise CheckpointError(
-            f"{engine}: an engine of the target {target} that has its weights; nothing to refit"
+            f"{engine}: an engine of the target {config['llmc']['target']} that has its weights;"
+            " nothing to refit"
         )
-    source = Checkpoint.open(checkpoint or find_checkpoint(engine))
     if source.config.to_json() != config["pretrained_config"]:
         raise CheckpointError(
             f"{source.directory / 'config.json'}: not the one {engine} was built from",
-            hint="give --checkpoint, one of the same model, dtype, mapping and quantization",
+            hint="give CHECKPOINT, one of the same model, dtype, mapping and quantization",
         )
     with ConsoleProgress() as progress:
-        written = write_refit_weights(
+        return write_refit_weights(
             Toolkit.start(import_tensorrt_rtx()),
             source,
             engine,
             max_seq_len=int(config["build_config"]["max_seq_len"]),
             progress=progress,
         )
-    for path in written:
-        typer.echo(f"{path}  {path.stat().st_size / 2**30:.2f} GiB")
+
+
+def _refit_tensorrt_llm(engine: Path, source: "Checkpoint") -> list[Path]:
+    from llmc.builders.targets.tensorrt_llm.refit import refit_in_place
+
+    return refit_in_place(engine, source)

@@ -55,7 +55,7 @@ def describe() -> dict[str, dict[str, Any]]:
 
 def _tensorrt_llm() -> dict[str, dict[str, Any]]:
     from llmc.builders.targets.tensorrt_llm.quantizations import KV_CACHE, WEIGHTS
-    from llmc.builders.targets.tensorrt_llm.versions import VERSIONS
+    from llmc.tensorrt_llm_versions import VERSIONS
 
     found = {}
     for line, version in VERSIONS.items():

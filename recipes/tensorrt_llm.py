@@ -24,10 +24,16 @@ class TensorrtLlmTarget(Part):
         description="GPU, e.g. H100-80GB: says compute capability and memory; none: those two do.",
     )
     compute_capability: PositiveInt | None = Field(
-        default=None, description="Compute capability of the GPU, e.g. 89; none: gpu's, or 90."
+        default=None,
+        description="Compute capability, e.g. 89; none: of gpu, else of the GPU here, else 90.",
     )
     gpu_memory_gib: PositiveFloat | None = Field(
         default=None, description="Memory of a GPU; none: gpu's, or not held against the model."
+    )
+    build: Literal["auto", "here", "job"] = Field(
+        default="auto",
+        description="Where the engine is built: here, on this machine; job: where the job written"
+        " for it is run; auto: here if this machine has the GPU and that line of TensorRT-LLM.",
     )
     workers: PositiveInt = Field(default=1, description="Ranks built at once, one GPU each.")
     max_beam_width: PositiveInt = Field(default=1, description="Most beams of a request.")
@@ -38,5 +44,6 @@ class TensorrtLlmTarget(Part):
         default=False, description="Let weights stay in host memory when served."
     )
     timing_cache: str | None = Field(
-        default=None, description="Timing cache to read and write; none: model.cache, written."
+        default=None,
+        description="Timing cache to read and write; none: OUT/timing.cache, of a job model.cache.",
     )

@@ -68,5 +68,5 @@ def test_what_cannot_be_refitted_is_refused(
     engine = write_engine(checkpoint, tmp_path / "engine")
     tiny = TinyLlama.make(num_hidden_layers=2)
     other = write_checkpoint(tiny, tiny.config(tp=2), tmp_path / "other")
-    done = run(engine, "--checkpoint", other.directory)
+    done = run(engine, other.directory)
     assert done.code == 3 and "not the one" in done.stderr

@@ -1,12 +1,21 @@
 """The target `tensorrt-llm`: engines of TensorRT-LLM, in the dialect of the version one runs.
 
-`versions` says what each supported line is made of, `checkpoint_fields` what its config.json has,
+`checkpoint_fields` says what the config.json of a version has (llmc.tensorrt_llm_versions),
 `quantizations` which formats it runs on which GPU, `build_options` what trtllm-build takes,
-`checks` and `memory` what it would refuse, `command` and `jobs` how the engine is built elsewhere.
+`checks` and `memory` what it would refuse. `local_build` builds the engine where the GPU is, by the
+calls of `tensorrt_llm_api` with what `build_config` says; `command` and `jobs` do it elsewhere.
 """
 
-from llmc.builders.targets.tensorrt_llm.target import hand_over, unsupported
+from llmc.builders.targets.tensorrt_llm.local_build import toolchain
+from llmc.builders.targets.tensorrt_llm.target import build, hand_over, hands_over, unsupported
 
 READS_KERNEL_CHOICES = True
 
-__all__ = ["READS_KERNEL_CHOICES", "hand_over", "unsupported"]
+__all__ = [
+    "READS_KERNEL_CHOICES",
+    "build",
+    "hand_over",
+    "hands_over",
+    "toolchain",
+    "unsupported",
+]

@@ -8,7 +8,7 @@ way the loader does, but takes an unknown key for the mistake it usually is.
 from dataclasses import dataclass
 from typing import Any
 
-from llmc.builders.targets.tensorrt_llm.versions import VERSIONS
+from llmc.tensorrt_llm_versions import VERSIONS
 
 REQUIRED = object()
 """Default of a key that the loader fails without."""

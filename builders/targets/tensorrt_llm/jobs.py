@@ -8,7 +8,7 @@ import json
 import shlex
 from dataclasses import dataclass
 
-from llmc.builders.targets.tensorrt_llm.versions import Version
+from llmc.tensorrt_llm_versions import Version
 
 ARTIFACT = "llmc-build"
 """Name under which a pipeline uploads `checkpoint` and `gpu_build`."""

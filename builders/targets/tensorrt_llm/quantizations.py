@@ -8,7 +8,7 @@ matrix (FP8 from compute capability 8.9, NVFP4 from 10.0), the refusals of the w
 
 from dataclasses import dataclass
 
-from llmc.builders.targets.tensorrt_llm.versions import VERSIONS, lines_with
+from llmc.tensorrt_llm_versions import VERSIONS, lines_with
 
 _ALL = tuple(VERSIONS)
 _ENGINE = tuple(line for line, version in VERSIONS.items() if version.has_engines)

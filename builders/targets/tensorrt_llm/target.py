@@ -1,12 +1,13 @@
 """What the target `tensorrt-llm` refuses, and what it hands over to the machine that has the GPU.
 
-An engine is bound to the GPU it was built on, so its build is a job of its own: here ends what a
-machine without one can do, and everything that would fail there is said before it is made.
+An engine is bound to the GPU it was built on: where there is none its build is a job of its own,
+and everything that would fail there is said before it is made.
 """
 
 import logging
 import shlex
 from pathlib import Path
+from typing import Any
 
 from llmc import artifacts
 from llmc.builders.families import FAMILIES
@@ -18,16 +19,19 @@ from llmc.builders.targets.tensorrt_llm.checks import Question, algos_of, check_
 from llmc.builders.targets.tensorrt_llm.command import build_command
 from llmc.builders.targets.tensorrt_llm.gpus import GPUS
 from llmc.builders.targets.tensorrt_llm.jobs import Job, job_files
+from llmc.builders.targets.tensorrt_llm.local_build import (
+    build_engines,
+    capability_of,
+    obstacles,
+)
 from llmc.builders.targets.tensorrt_llm.memory import memory_reasons
 from llmc.builders.targets.tensorrt_llm.quantizations import quantization_reasons
-from llmc.builders.targets.tensorrt_llm.versions import VERSIONS
 from llmc.checkpoint import Checkpoint, CheckpointConfig
+from llmc.log import Progress
 from llmc.recipes.tensorrt_llm import TensorrtLlmTarget
+from llmc.tensorrt_llm_versions import VERSIONS
 
 log = logging.getLogger(__name__)
-
-_HOPPER = 90
-"""The compute capability of a recipe that names none."""
 
 _NOT_TOKENIZER = ("config.json", "quant_cfg.json")
 
@@ -47,8 +51,10 @@ def unsupported(
             f"target.compute_capability: {options.compute_capability}, that of target.gpu"
             f" {options.gpu} is {GPUS[options.gpu].capability}"
         )
+    if options.build == "here":
+        reasons += [f"target.build: here, and {why}" for why in obstacles(options)]
     reasons += _version_reasons(config, options)
-    capability = _capability(options)
+    capability = capability_of(options)
     algos, kv_algo = algos_of(config), config.quantization.kv_cache_quant_algo
     reasons += quantization_reasons(algos, kv_algo, options.version, capability)
     reasons += _layout_reasons(config, options)
@@ -61,6 +67,28 @@ def unsupported(
     return list(dict.fromkeys(reasons))
 
 
+def hands_over(options: TensorrtLlmTarget) -> bool:
+    """Say whether the engine is built elsewhere, by the job that `hand_over` writes."""
+    if options.build != "auto":
+        return options.build == "job"
+    missing = obstacles(options)
+    if missing:
+        log.info("the engine is not built here: %s", "; ".join(missing))
+    return bool(missing)
+
+
+def build(
+    source: Checkpoint,
+    output_dir: Path,
+    *,
+    limits: BuildLimits,
+    options: TensorrtLlmTarget,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Build the engine of every rank on this machine into the existing directory `output_dir`."""
+    return build_engines(source, output_dir, limits=limits, options=options, progress=progress)
+
+
 def hand_over(
     checkpoint: Checkpoint, output_dir: Path, *, limits: BuildLimits, options: TensorrtLlmTarget
 ) -> None:
@@ -70,7 +98,7 @@ def hand_over(
     command = build_command(limits, options, "CHECKPOINT", "ENGINE")
     job = Job(
         version=version,
-        capability=_capability(options),
+        capability=capability_of(options),
         workers=options.workers,
         command=command,
         digests={name: entry.sha256 for name, entry in files.items()},
@@ -85,11 +113,6 @@ def hand_over(
     (output_dir / "build.sh").chmod(0o755)
     log.info("the engine is built in %s:", version.container)
     log.info("%s", shlex.join(command))
-
-
-def _capability(options: TensorrtLlmTarget) -> int:
-    gpu = GPUS.get(options.gpu or "")
-    return options.compute_capability or (gpu.capability if gpu is not None else _HOPPER)
 
 
 def _memory_gib(options: TensorrtLlmTarget) -> float | None:
@@ -120,11 +143,11 @@ def _layout_reasons(config: CheckpointConfig, options: TensorrtLlmTarget) -> lis
     if config.layout is None:
         return []
     hopper = "sm90-1.x" if _number(options.version) >= (1, 0) else "sm90"
-    wanted = hopper if _capability(options) == 90 else "sm80"
+    wanted = hopper if capability_of(options) == 90 else "sm80"
     if config.layout == wanted:
         return []
     return [
-        f"quantization.layout: {config.layout}, compute capability {_capability(options)} of"
+        f"quantization.layout: {config.layout}, compute capability {capability_of(options)} of"
         f" TensorRT-LLM {options.version} reads {wanted}"
     ]
 

@@ -13,10 +13,10 @@ from llmc.builders.targets.tensorrt_llm.quantizations import (
     WEIGHTS,
     quantization_reasons,
 )
-from llmc.builders.targets.tensorrt_llm.versions import VERSIONS
 from llmc.checkpoint import CheckpointConfig
 from llmc.quant import FORMATS
 from llmc.recipes.plugins import PluginRecipe
+from llmc.tensorrt_llm_versions import VERSIONS
 
 GOLDENS = sorted((Path(__file__).parents[2] / "goldens" / "checkpoints").glob("*.json"))
 ENGINE_LINES = [line for line, version in VERSIONS.items() if version.has_engines]
