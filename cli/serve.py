@@ -89,6 +89,8 @@ def serve(
     lint_repository(repository)
     server = find_tritonserver(tritonserver, cache=cache.expanduser())
     log.info("tritonserver: %s (%s)", server.binary, server.source)
+    if not dry_run:
+        _require_backends(repository, server)
     ports = _pick_ports(host, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port})
     config = ServerConfig(
         repository=repository,
@@ -112,10 +114,10 @@ def serve(
 
 def _by_hand(server: "TritonServer", config: "ServerConfig") -> str:
     """Return the line for a shell that starts the same, with the variables it needs."""
-    from llmc.model_repo.server import job_command
+    from llmc.model_repo.server import job_command, job_environment
 
     command = job_command(server, config, shm_prefix="llmc_")
-    environment = server.environment().items()
+    environment = job_environment(server, config).items()
     changed = [f"{name}={value}" for name, value in environment if os.environ.get(name) != value]
     return shlex.join(["env", *changed, *command] if changed else command)
 
@@ -150,7 +152,9 @@ def _run(
 def _ranks(repository: Path, *, launcher: Path | None, hostfile: Path | None) -> dict[str, Any]:
     """Return what a server's configuration says of its ranks, once nothing stands in their way."""
     from llmc.model_repo.mpi import find_launcher
+    from llmc.model_repo.orchestrator import Orchestrator
     from llmc.model_repo.ranks import (
+        TENSORRT_LLM,
         choose_leader,
         find_ranked_models,
         leader_ranks,
@@ -167,9 +171,27 @@ def _ranks(repository: Path, *, launcher: Path | None, hostfile: Path | None) ->
     for model in ranked:
         log.info("%s: %d ranks, %s mode", model.model, model.world_size, model.launch_mode)
     if leader is None:
-        return {"stop_timeout_seconds": timeout}
+        started = [
+            model
+            for model in models
+            if model.launch_mode == "orchestrator" and model.target == TENSORRT_LLM
+        ]
+        orchestrator = Orchestrator(num_gpus=num_gpus) if started else None
+        return {"stop_timeout_seconds": timeout, "orchestrator": orchestrator}
     found = leader_ranks(leader, find_launcher(launcher), hostfile)
     return {"stop_timeout_seconds": timeout, "ranks": found}
+
+
+def _require_backends(repository: Path, server: "TritonServer") -> None:
+    from llmc.builders.targets.tensorrt_llm.versions import VERSIONS
+    from llmc.model_repo.backends import require_backends
+
+    containers = {
+        line: version.triton_container
+        for line, version in VERSIONS.items()
+        if version.triton_container is not None
+    }
+    require_backends(repository, server, containers=containers)
 
 
 def _require_gated(repository: Path, *, allow_ungated: bool) -> None:

@@ -14,10 +14,11 @@
 | parameters | every parameter of every model: type, default, unit, versions |
 | lint_parameters, lint_engine, lint_ensemble | its parts: the table, the engine, the maps |
 | lint_backend, lint_warmup | and what only TensorRT-LLM's backend and warm-ups can get wrong |
-| tritonserver | finding the server binary and what it needs |
+| tritonserver, backends | finding the server and what it needs; whether it has the backends |
 | launchers, mpi | MPI launchers: their flags as data; the one installed |
 | guard | a process that leaves nothing behind of what it runs |
 | ranks | models of several ranks: what they need before a start |
+| orchestrator | a server whose models' ranks TensorRT-LLM's backend starts |
 | server | starting, watching and stopping it |
 | server_log | what it says, and what of that explains its end |
 | model_processes | whether the models it runs are alive |

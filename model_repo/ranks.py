@@ -13,10 +13,16 @@ from llmc.model_repo.mpi import needs_oversubscription
 from llmc.model_repo.pbtxt import CONFIG_FILE, read_config
 from llmc.model_repo.server import LeaderRanks
 
+TENSORRT_LLM = "tensorrt-llm"
+"""What an engine runs on that is not of llmc's targets."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedModel:
-    """One model with an engine; `target` is what the engine runs on."""
+    """One model with an engine; `target` is what the engine runs on.
+
+    `participant_ids`: MPI ranks that somebody else starts, of TensorRT-LLM's backend.
+    """
 
     model: str
     engine_dir: Path
@@ -24,6 +30,7 @@ class RankedModel:
     target: str
     launch_mode: str
     timeout_seconds: float
+    participant_ids: str = ""
 
     @property
     def world_size(self) -> int:
@@ -52,11 +59,20 @@ def find_ranked_models(repository: Path) -> list[RankedModel]:
                 engine_dir=engine_dir,
                 mapping=mapping,
                 target=target,
-                launch_mode=parameters["launch_mode"].string_value or "leader",
+                launch_mode=parameters["launch_mode"].string_value or _launch_mode(repository),
                 timeout_seconds=float(parameters["rank_timeout_s"].string_value or 30),
+                participant_ids=parameters["participant_ids"].string_value,
             )
         )
     return found
+
+
+def _launch_mode(repository: Path) -> str:
+    """Return what the recipe said, for models whose configuration has no place for it."""
+    try:
+        return str(artifacts.read_manifest(repository).recipe.get("launch_mode", "leader"))
+    except CheckpointError:  # nobody's stage: a repository made by hand
+        return "leader"
 
 
 def _read_engine(engine_dir: Path) -> tuple[Mapping, str]:
@@ -64,7 +80,7 @@ def _read_engine(engine_dir: Path) -> tuple[Mapping, str]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         mapping = Mapping.from_json(config["pretrained_config"]["mapping"])
-        return mapping, config["llmc"]["target"]
+        return mapping, config["llmc"]["target"] if "llmc" in config else TENSORRT_LLM
     except LlmcError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -83,6 +99,12 @@ def require_ready(
     reasons = []
     for model in models:
         reasons += [f"{model.model}: {reason}" for reason in _file_reasons(model)]
+        if model.participant_ids:
+            reasons.append(
+                f"{model.model}: participant_ids {model.participant_ids}: ranks that the model does"
+                " not start; run NVIDIA's launch_triton_server.py --multi-model"
+                " --disable-spawn-processes"
+            )
         if hostfile is None and model.target != "cpu":
             reasons += _gpu_reasons(model, num_gpus)
         if hostfile is not None and leader:

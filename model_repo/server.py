@@ -30,6 +30,7 @@ from llmc.model_repo.model_processes import (
     is_stopped,
 )
 from llmc.model_repo.mpi import guarded
+from llmc.model_repo.orchestrator import ORCHESTRATOR_ENVIRONMENT, Orchestrator
 from llmc.model_repo.pbtxt import CONFIG_FILE, read_config
 from llmc.model_repo.server_log import ServerLog
 from llmc.model_repo.tritonserver import TritonServer
@@ -74,6 +75,7 @@ class ServerConfig:
     verbose: bool = False
     stop_timeout_seconds: float = 30.0
     ranks: "LeaderRanks | None" = None
+    orchestrator: Orchestrator | None = None
 
     @property
     def http_url(self) -> str:
@@ -127,6 +129,7 @@ def _common_flags(server: TritonServer, config: ServerConfig, shm_prefix: str) -
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
         f"--backend-config=python,stub-timeout-seconds={int(config.ready_timeout_seconds)}",
         f"--log-verbose={int(config.verbose)}",
+        *(config.orchestrator.flags() if config.orchestrator is not None else ()),
     ]
     if server.backend_dir is not None:
         flags.append(f"--backend-directory={server.backend_dir}")
@@ -153,6 +156,12 @@ def job_command(server: TritonServer, config: ServerConfig, *, shm_prefix: str) 
     return command_line(config.ranks.launcher, job)
 
 
+def job_environment(server: TritonServer, config: ServerConfig) -> dict[str, str]:
+    """Return the environment of what is run."""
+    own = ORCHESTRATOR_ENVIRONMENT if config.orchestrator is not None else {}
+    return server.environment() | own
+
+
 class ServerProcess:
     """A running tritonserver; a context manager that stops it."""
 
@@ -169,7 +178,7 @@ class ServerProcess:
         try:
             self._process = subprocess.Popen(
                 guarded(command),
-                env=server.environment(),
+                env=job_environment(server, config),
                 # Its Python processes have the working folder on their path: one without modules.
                 cwd="/",
                 stdin=subprocess.PIPE,
