@@ -64,7 +64,8 @@ def serve(
     Prints one line when every model is ready. On the first signal running requests are finished,
     on the second everything ends at once. The server's log goes to --log-file, else to llmc's debug
     log; its end is shown when the server fails. An engine without a quality gate that it passed,
-    as it lies there now, is refused with exit code 8.
+    as it lies there now, is refused with exit code 8; one of TensorRT-LLM that this machine cannot
+    load, by version or GPU, with exit code 7 and the container that fits.
 
     An engine of several ranks is run as serve.launch_mode of its recipe says: as a job of one
     server per rank, whose command line is logged (leader), or by one server that starts its ranks
@@ -79,6 +80,7 @@ def serve(
     from llmc.model_repo.lint import lint_repository
     from llmc.model_repo.server import ServerConfig
     from llmc.model_repo.tritonserver import find_tritonserver
+    from llmc.model_repo.version_guard import require_fitting
 
     if not repository.is_dir():
         raise CheckpointError(
@@ -107,6 +109,7 @@ def serve(
     if dry_run:
         typer.echo(_by_hand(server, config))
         return
+    require_fitting(repository)
     with _stop_on_signal() as stop:
         while not _run(server, config, stop, may_restart=restart > 0):
             restart -= 1

@@ -123,6 +123,16 @@ VERSIONS: dict[str, Version] = {
 """Line → what it is; 1.3 stands for every later one."""
 
 
+TRITON_RELEASES: dict[str, str] = {
+    "25.08": "0.21.0",
+    "25.09": "1.0.0",
+    "25.10": "1.0.0",
+    "25.11": "1.0.3.2510",
+    "25.12": "1.1.0",
+}
+"""Release of Triton → TensorRT-LLM in its trtllm-python-py3 container, as the matrix has them."""
+
+
 def lines_with(wanted: tuple[str, ...]) -> str:
     """Return the lines of `wanted` as text, in order."""
     return ", ".join(line for line in VERSIONS if line in wanted) or "none"
