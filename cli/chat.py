@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.cli.generate import MinP, Model, Seed, Stop, Temperature, Timeout, TopK, TopP, Url
+from llmc.cli.generate import MinP, Model, Retry, Seed, Stop, Temperature, Timeout, TopK, TopP, Url
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -27,6 +27,7 @@ def chat(
     seed: Seed = None,
     stop: Stop = None,
     timeout: Timeout = 300.0,
+    retry: Retry = 0.0,
 ) -> None:
     """Chat with a running server; it applies the model's own chat template.
 
@@ -62,7 +63,10 @@ def chat(
             min_p=min_p,
             seed=seed,
         )
-        answer = print_answer(client.generate(url, request, model=model, timeout_seconds=timeout))
+        pieces = client.generate(
+            url, request, model=model, timeout_seconds=timeout, retry_seconds=retry
+        )
+        answer = print_answer(pieces)
         messages.append({"role": "assistant", "content": answer})
 
 

@@ -21,6 +21,9 @@ MinP = Annotated[float | None, typer.Option(help="Leave out tokens below p times
 Seed = Annotated[int | None, typer.Option(help="Seed of the sampling.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for the next piece.")]
+Retry = Annotated[
+    float, typer.Option(help="Seconds to ask again while the server is away; not within an answer.")
+]
 
 
 def generate(
@@ -61,6 +64,7 @@ def generate(
     ] = False,
     stream: Annotated[bool, typer.Option(help="Receive the answer token by token.")] = True,
     timeout: Timeout = 300.0,
+    retry: Retry = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Stream one answer from a running server.
@@ -104,7 +108,9 @@ def generate(
         seed=seed,
         return_log_probs=log_probs or None,
     )
-    pieces = client.generate(url, request, model=model, timeout_seconds=timeout)
+    pieces = client.generate(
+        url, request, model=model, timeout_seconds=timeout, retry_seconds=retry
+    )
     with contextlib.closing(pieces):
         if as_json:
             print_json(summarize(pieces))

@@ -55,6 +55,15 @@ class ServeError(LlmcError):
     exit_code = 7
 
 
+class UnavailableError(ServeError):
+    """Ask again later: the server is not there, full, or ends; the request may be right.
+
+    A server's errors reach a client as text, in which `SIGN` says so.
+    """
+
+    SIGN = "; ask again later"
+
+
 class GateError(LlmcError):
     """Quantize in another way, or accept a worse engine; the numbers are in the message."""
 

@@ -3,8 +3,10 @@
 Leaving the iterator early cancels the request in the server.
 """
 
+import contextlib
 import logging
 import queue
+import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from llmc.errors import ServeError
+from llmc.errors import ServeError, UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +82,13 @@ TYPES: dict[str, tuple[str, Any]] = {
 """Input of the text models → its type, as Triton's wire and as numpy spell it."""
 
 
+RETRY_PAUSE_SECONDS = 0.5
+# Errors within a stream have no status. Asked for one (triton_grpc_error) the server of release
+# 24.10 ends: "HandleCancellation called even when the context was not cancelled".
+SIGNS_OF_AN_END = (UnavailableError.SIGN, "Stream removed", "Stub process")
+"""What is in the message of llmc's models, of a broken connection, of Triton without a model."""
+
+
 def make_inputs(request: GenerateRequest) -> list[Any]:
     """Return the tensors of a request, [1, …] each, without those that are not given."""
     inputs = []
@@ -102,13 +111,44 @@ def generate(
     model: str = "ensemble",
     request_id: str = "",
     timeout_seconds: float | None = None,
+    retry_seconds: float = 0.0,
 ) -> Generator[GeneratePiece, None, None]:
     """Send `request` to `url` (host:port of gRPC) and yield its responses.
 
-    `timeout_seconds` bounds the wait for each response. Closing the iterator cancels the request.
+    `timeout_seconds` bounds the wait for each response. While the server is unavailable a request
+    without a response so far is sent again, for `retry_seconds`. Closing the iterator cancels the
+    request.
 
-    Raises: ServeError when the server is not there, refuses the request, or takes too long.
+    Raises: UnavailableError when the server is not there, full, or ends; ServeError when it refuses
+    the request or takes too long.
     """
+    deadline: float | None = None
+    begun = False
+    while True:
+        try:
+            with contextlib.closing(
+                _ask(url, request, model, request_id, timeout_seconds)
+            ) as answer:
+                for piece in answer:
+                    begun = True
+                    yield piece
+            return
+        except UnavailableError as error:
+            now = time.monotonic()
+            deadline = now + retry_seconds if deadline is None else deadline
+            if begun or now >= deadline:
+                raise
+            log.warning("%s; asking again, for %.0f s", error.message, deadline - now)
+        time.sleep(RETRY_PAUSE_SECONDS)
+
+
+def _ask(
+    url: str,
+    request: GenerateRequest,
+    model: str,
+    request_id: str,
+    timeout_seconds: float | None,
+) -> Generator[GeneratePiece, None, None]:
     responses: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     client = triton.InferenceServerClient(url)
     finished = False
@@ -159,9 +199,10 @@ def _read_piece(result: Any) -> GeneratePiece:
 
 
 def _serve_error(url: str, error: Any) -> ServeError:
-    message = error.message() if isinstance(error, InferenceServerException) else str(error)
-    unreachable = "UNAVAILABLE" in str(error) or "failed to connect" in message.lower()
-    return ServeError(
-        f"{url}: {message}",
-        hint="is `llmc serve` running there? --url is the gRPC port's" if unreachable else "",
-    )
+    if not isinstance(error, InferenceServerException):
+        return ServeError(f"{url}: {error}")
+    message = f"{url}: {error.message()}"
+    ends = any(sign in message for sign in SIGNS_OF_AN_END)
+    if error.status() != "StatusCode.UNAVAILABLE" and not ends:
+        return ServeError(message)
+    return UnavailableError(message, hint="is `llmc serve` running there? --url is the gRPC port's")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from llmc.errors import ServeError
+from llmc.errors import UnavailableError
 from llmc.runtime.admission import check_request
 from llmc.runtime.engine import (
     Engine,
@@ -95,8 +95,8 @@ class Executor:
         With `on_response` each response is passed to it on the dispatch thread: it should be quick,
         and an exception from it cancels the request. Otherwise `await_responses` has them.
 
-        Raises: ServeError when the request can't be served, the queue is full, or the executor was
-        shut down or has failed.
+        Raises: ServeError when the request can't be served; UnavailableError when the queue is
+        full, or the executor was shut down or has failed.
         """
         check_request(
             request,
@@ -108,10 +108,10 @@ class Executor:
         request_id = sequence.request_id
         with self._lock:
             if self._closing is not None:
-                raise ServeError(f"request refused: {self._closing}")
+                raise UnavailableError(f"request refused: {self._closing}")
             if self._config.max_queue_size is not None:
                 if len(self._live) >= self._config.max_queue_size:
-                    raise ServeError(
+                    raise UnavailableError(
                         f"request refused: {len(self._live)} requests in flight, "
                         f"max_queue_size {self._config.max_queue_size}"
                     )
@@ -153,6 +153,11 @@ class Executor:
     def failure(self) -> str | None:
         """Why new requests are refused: a failed engine, or a shutdown. None while all is well."""
         return self._closing
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the engine is lost and no other takes its place."""
+        return self._failed
 
     def fail(self, reason: str) -> None:
         """End every request with an error and refuse new ones, from any thread.
@@ -341,6 +346,7 @@ def _failed(sequence: Sequence, reason: str) -> Event:
         num_output=sequence.num_output,
         text="",
         error=reason,
+        is_lost=True,
     )
 
 
@@ -361,6 +367,7 @@ def _response(event: Event) -> Response:
         cum_log_prob=event.cum_log_prob,
         finish_reason=event.finish_reason,
         error=event.error,
+        is_lost=event.is_lost,
         num_input_tokens=sequence.num_prompt,
         num_output_tokens=event.num_output,
     )

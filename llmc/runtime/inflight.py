@@ -34,6 +34,7 @@ class Event:
     text: str | None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    is_lost: bool = False
 
     @property
     def is_final(self) -> bool:

@@ -90,6 +90,8 @@ class Response:
     cum_log_prob: float | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    is_lost: bool = False
+    """The error is the engine's, which was lost: the same request may be answered later."""
     num_input_tokens: int = 0
     num_output_tokens: int = 0
 

@@ -3,7 +3,8 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,7 +16,7 @@ from llmc.runtime.orchestrator import StartRanks, open_orchestrated
 from llmc.runtime.rank_files import read_mapping
 from llmc.runtime.request import Request, SamplingParams
 from llmc.runtime.tokenizer import Tokenizer
-from llmc.runtime.worker import LeadEngine, end_job, lead
+from llmc.runtime.worker import LeadEngine, end_job, end_process, lead, say_end
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +25,16 @@ _LAST_WORDS_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """Text in, text out. `end_ids` are those of the model's generation_config.json."""
+    """Text in, text out. `end_ids` are those of the model's generation_config.json.
+
+    `end_process` ends this process and the ranks of its job, for a reason that is written to
+    stderr: for a server whose engine is lost.
+    """
 
     executor: Executor
     tokenizer: Tokenizer
     end_ids: tuple[int, ...]
+    end_process: Callable[[str], None] = partial(end_process, 0)
 
     def generate(
         self,
@@ -125,9 +131,11 @@ def open_session(
             vocab_size,
         )
     executor = Executor(engine, tokenizer, config, reopen=reopen)
-    if isinstance(engine, LeadEngine):
-        _end_with(engine, executor)
-    return Session(executor=executor, tokenizer=tokenizer, end_ids=end_ids)
+    session = Session(executor=executor, tokenizer=tokenizer, end_ids=end_ids)
+    if not isinstance(engine, LeadEngine):
+        return session
+    _end_with(engine, executor)
+    return replace(session, end_process=partial(end_job, engine.comm))
 
 
 def _open_engine(
@@ -149,6 +157,7 @@ def _end_with(engine: LeadEngine, executor: Executor) -> None:
     """Tell every client when a rank is lost, then end the job: its loop waits inside MPI."""
 
     def end(reason: str) -> None:
+        say_end(reason)
         executor.fail(f"the engine failed: {reason}")
         # Responses are with the server; it needs a moment to send them before it is ended, too.
         time.sleep(_LAST_WORDS_SECONDS)

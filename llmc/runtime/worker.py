@@ -37,7 +37,7 @@ _FIRST_LEN = 2048
 START_SECONDS = 120.0
 """How long a rank may take until it can be watched: to load Python and MPI, from a slow disk."""
 _LOOK_SECONDS = 1.0
-"""How often a rank looks whether its server still runs."""
+"""How often a rank looks whether its server runs."""
 LOST_EXIT_CODE = ServeError.exit_code
 
 
@@ -177,10 +177,9 @@ def join_as_follower(
 
 
 def _end_with_server(rank: int) -> None:
-    """End this process soon after the server that started it.
+    """End this process soon after its server, which leaves it behind at its exit timeout.
 
-    A server that did not stop in its exit timeout leaves its models' processes behind, and MPI's
-    launcher waits for them.
+    MPI's launcher would wait for it.
     """
     server = os.getppid()
 
@@ -197,7 +196,7 @@ def end_job(comm: Link, reason: str) -> None:
     timer = threading.Timer(2.0, os._exit, (LOST_EXIT_CODE,))
     timer.daemon = True
     timer.start()
-    say(f"{reason}; all ranks end")
+    say_end(reason)
     comm.abort(LOST_EXIT_CODE)
 
 
@@ -205,6 +204,11 @@ def end_process(rank: int, reason: str) -> None:
     """End this process at once: its main thread may wait inside MPI, where nothing reaches it."""
     say(f"rank {rank} ends: {reason}")
     os._exit(LOST_EXIT_CODE)
+
+
+def say_end(reason: str) -> None:
+    """Say why the ranks end; what was said before is not shown twice."""
+    say(f"{reason}; all ranks end")
 
 
 def say(reason: str) -> None:

@@ -1,7 +1,6 @@
 """Ranks that are killed, stopped or broken under `llmc serve`: errors in time, nothing left."""
 
 import contextlib
-import dataclasses
 import os
 import re
 import shlex
@@ -13,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -32,7 +32,12 @@ LATEST_SECONDS = RANK_TIMEOUT_S + 40
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
 SHARED_MEMORY: dict[int, set[str]] = {}
 """`llmc serve`, by pid → shared memory that its processes had mapped when it was ready."""
-LONG = GenerateRequest(text_input="the", max_tokens=450)
+ONE_AT_A_TIME: dict[str, Any] = {
+    "max_tokens_in_paged_kv_cache": 480,
+    "batch_scheduler_policy": "guaranteed_no_evict",
+}
+"""A long request fills the KV cache: those after it wait for its blocks."""
+LONG = GenerateRequest(text_input="the", max_tokens=450, end_id=-1)
 SHORT = GenerateRequest(text_input="the", max_tokens=8)
 
 
@@ -40,7 +45,8 @@ SHORT = GenerateRequest(text_input="the", max_tokens=8)
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     mpirun()
     output = tmp_path_factory.mktemp("ranks") / "out"
-    build_engine(output, mapping={"tp": 2}, gate=False, num_hidden_layers=2)
+    # A long request takes seconds: time to find a rank and end it meanwhile.
+    build_engine(output, mapping={"tp": 2}, gate=False, num_hidden_layers=16)
     return output
 
 
@@ -108,16 +114,19 @@ def find_rank(process: "subprocess.Popen[str]", rank: int) -> psutil.Process:
 class Client(threading.Thread):
     """Asks in a thread of its own; keeps what comes back, and how it ends."""
 
-    def __init__(self, url: str, request: GenerateRequest) -> None:
+    def __init__(self, url: str, request: GenerateRequest, *, retry_seconds: float = 0.0) -> None:
         super().__init__(daemon=True)
-        self.url, self.request = url, request
+        self.url, self.request, self.retry_seconds = url, request, retry_seconds
         self.pieces: list[GeneratePiece] = []
         self.error: str | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            for piece in generate(self.url, self.request, timeout_seconds=120):
+            answer = generate(
+                self.url, self.request, timeout_seconds=120, retry_seconds=self.retry_seconds
+            )
+            for piece in answer:
                 self.pieces.append(piece)
         except ServeError as error:
             self.error = error.message
@@ -134,19 +143,27 @@ class Client(threading.Thread):
 
 
 def test_leader_ranks_that_are_killed_or_stopped(output: Path, tmp_path: Path) -> None:
-    """Every client is told which rank; --restart brings the job back, as often as it says."""
-    emit(output, launch_mode="leader", rank_timeout_s=RANK_TIMEOUT_S)
+    """Every client is told which rank; --restart brings the job back, as often as it says.
+
+    Requests that had not begun are sent again by their clients, and answered by the new job.
+    """
+    emit(output, launch_mode="leader", rank_timeout_s=RANK_TIMEOUT_S, **ONE_AT_A_TIME)
     with serving(output, tmp_path, "--restart", "1") as process:
         url = address(process)
-        clients = [Client(url, LONG) for _ in range(3)]
-        for client in clients:
-            client.wait_for_tokens()
+        whole = [piece.text for piece in generate(url, SHORT, timeout_seconds=60)]
+        running = Client(url, LONG, retry_seconds=120)
+        running.wait_for_tokens()
+        waiting = [Client(url, SHORT, retry_seconds=120) for _ in range(2)]
+        given_up = Client(url, SHORT)
+        time.sleep(0.5)
+        assert not any(client.pieces for client in (*waiting, given_up))
         first = find_rank(process, 1)
         first.kill()
-        for client in clients:
+        for client in (running, given_up):
             assert re.search(rf"rank 1 \(pid {first.pid} on \S+\) ended", client.end() or "")
-        url = address(process)
-        assert len(list(generate(url, SHORT, timeout_seconds=60))) == 8
+        assert address(process) == url
+        for client in waiting:
+            assert client.end() is None and [piece.text for piece in client.pieces] == whole
         client = Client(url, LONG)
         client.wait_for_tokens()
         find_rank(process, 1).suspend()
@@ -173,14 +190,12 @@ def test_a_leader_that_is_stopped(output: Path, tmp_path: Path) -> None:
 def test_orchestrated_ranks_are_started_again_and_what_waits_is_served(
     output: Path, tmp_path: Path
 ) -> None:
-    # One long request fills the KV cache: those after it wait for its blocks.
     emit(
         output,
         launch_mode="orchestrator",
         rank_timeout_s=RANK_TIMEOUT_S,
         max_rank_restarts=2,
-        max_tokens_in_paged_kv_cache=480,
-        batch_scheduler_policy="guaranteed_no_evict",
+        **ONE_AT_A_TIME,
     )
     with serving(output, tmp_path) as process:
         url = address(process)
@@ -205,10 +220,12 @@ def test_orchestrated_ranks_are_started_again_and_what_waits_is_served(
         client = Client(url, LONG)
         client.wait_for_tokens()
         find_rank(process, 1).kill()
+        waiting = Client(url, SHORT)
         assert re.search(r"rank 1 \(.*\) ended", client.end() or "")
-        assert "request refused: the engine failed" in (Client(url, SHORT).end() or "")
-        process.terminate()
-        process.communicate(timeout=150)
+        assert re.search(r"rank 1 \(.*\) ended", waiting.end() or "")
+        _, stderr = process.communicate(timeout=150)
+        assert process.returncode == 7
+        assert re.search(r"error: .*the engine failed: .*rank 1 \(.*\) ended", stderr, re.DOTALL)
 
 
 @pytest.mark.parametrize("mode", ["leader", "orchestrator"])
@@ -287,7 +304,7 @@ def test_started_by_hand_it_ends_when_it_is_told_to(
         assert wait_until(lambda: answers(f"http://127.0.0.1:{http[1]}/v2/health/ready"), 150)
         family = psutil.Process(server.pid).children(recursive=True)
         mapped = mapped_by(server.pid)
-        Client(f"127.0.0.1:{grpc[1]}", dataclasses.replace(LONG, end_id=-1)).wait_for_tokens()
+        Client(f"127.0.0.1:{grpc[1]}", LONG).wait_for_tokens()
         server.terminate()
         server.wait(60)
         assert wait_until(lambda: not any(map(is_alive, family))), family

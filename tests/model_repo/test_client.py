@@ -1,9 +1,10 @@
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from llmc.errors import ServeError
+from llmc.errors import ServeError, UnavailableError
 from llmc.model_repo import signatures
 from llmc.model_repo.client import TYPES, GenerateRequest, generate, make_inputs
 from llmc.model_repo.metrics import read_metrics
@@ -39,6 +40,17 @@ def test_an_absent_server_is_said_to_be_absent() -> None:
     assert "llmc serve" in error.value.hint
     with pytest.raises(ServeError, match="127.0.0.1:1: no metrics"):
         read_metrics("127.0.0.1:1")
+
+
+def test_a_server_that_stays_absent_is_asked_for_as_long_as_it_was_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    request = GenerateRequest(text_input="a", max_tokens=1)
+    start = time.monotonic()
+    with pytest.raises(UnavailableError, match="^127.0.0.1:1: "):
+        list(generate("127.0.0.1:1", request, retry_seconds=1.2))
+    assert 1.2 < time.monotonic() - start < 20
+    assert "asking again, for 1 s" in caplog.text
 
 
 def test_metrics_are_read_by_family_and_kind() -> None:

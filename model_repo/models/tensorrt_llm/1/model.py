@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from llmc.errors import LlmcError, ServeError
+from llmc.errors import LlmcError, ServeError, UnavailableError
 from llmc.model_repo.mpi import start_ranks
 from llmc.runtime import triton_metrics
 from llmc.runtime.comm import leave
@@ -34,6 +34,7 @@ from llmc.runtime.triton_parameters import read_executor_config, read_flag, read
 from llmc.runtime.triton_request import RequestDefaults, read_request, response_tensors
 from llmc.runtime.worker import join_as_follower
 
+LAST_WORDS_SECONDS = 1.0
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -99,7 +100,7 @@ class TritonPythonModel:
             try:
                 self._start(request, sender)
             except LlmcError as error:
-                _refuse(sender, error.message)
+                _refuse(sender, error.message, again=isinstance(error, UnavailableError))
             except Exception as error:
                 pb_utils.Logger.log_error(traceback.format_exc())
                 _refuse(sender, repr(error))
@@ -169,7 +170,7 @@ class TritonPythonModel:
         if message.refused:
             return
         if response.error is not None:
-            answer = pb_utils.InferenceResponse(error=pb_utils.TritonError(response.error))
+            answer = pb_utils.InferenceResponse(error=_error(response.error, response.is_lost))
         else:
             tensors = response_tensors(response, row=row, num_rows=message.num_rows)
             tensors["STOP_ID"] = np.array([[message.stop_id.encode()]], np.object_)
@@ -200,12 +201,20 @@ class TritonPythonModel:
         next_stats = 0.0
         while not self._stopping.wait(min(self._check_period, self._stats_period)):
             try:
+                self._end_with_engine()
                 self._cancel_abandoned()
                 if time.monotonic() >= next_stats:
                     next_stats = time.monotonic() + self._stats_period
                     self._publish()
             except Exception:
                 pb_utils.Logger.log_error(traceback.format_exc())
+
+    def _end_with_engine(self) -> None:
+        """End this process when its engine is lost for good: Triton would go on being ready."""
+        if self._session.executor.is_failed:
+            # Errors are on their way to the clients.
+            time.sleep(LAST_WORDS_SECONDS)
+            self._session.end_process(self._session.executor.failure or "")
 
     def _cancel_abandoned(self) -> None:
         """Ask every sender whether its client is gone, but none whose last response was sent.
@@ -255,6 +264,9 @@ class TritonPythonModel:
             metric.set(gauge.read(stats))
 
 
-def _refuse(sender: Any, message: str) -> None:
-    error = pb_utils.TritonError(message)
-    sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
+def _refuse(sender: Any, message: str, *, again: bool = False) -> None:
+    sender.send(pb_utils.InferenceResponse(error=_error(message, again)), flags=FINAL)
+
+
+def _error(message: str, again: bool) -> Any:
+    return pb_utils.TritonError(message + UnavailableError.SIGN if again else message)
