@@ -127,6 +127,7 @@ def build_one(
         return
     is_whole = isinstance(source, Checkpoint)
     job = Job(
+        target="tensorrt-rtx",
         config=config.to_json(),
         checkpoint=str(source.directory) if isinstance(source, Checkpoint) else None,
         rank=0,

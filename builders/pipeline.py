@@ -225,6 +225,8 @@ def _check(recipe: Recipe, *, for_engine: bool) -> _Plan:
     if reasons:
         reasons = list(dict.fromkeys(reasons))
         raise UnsupportedError(f"{recipe.model}: this recipe cannot be built", reasons)
+    if for_engine and hasattr(target, "check_host"):
+        target.check_host(recipe.target)
     _announce(recipe, configs[0], limits)
     return _Plan(
         recipe=recipe,

@@ -91,7 +91,8 @@ def build(
     target: Annotated[
         str | None,
         typer.Option(
-            metavar="KIND", help="What the engine runs on: cpu, tensorrt-rtx, tensorrt-llm."
+            metavar="KIND",
+            help="What the engine runs on: cpu, tensorrt-rtx, tensorrt, tensorrt-llm.",
         ),
     ] = None,
     compute_capability: Annotated[
@@ -244,10 +245,10 @@ def capability_field(target: str, asked: list[int]) -> tuple[str, list[int] | in
     flag = f"--compute-capability {' '.join(map(str, asked))}"
     if target == "tensorrt-rtx":
         return FLAGS["--compute-capability"], asked
-    if target != "tensorrt-llm":
+    if target not in ("tensorrt", "tensorrt-llm"):
         raise RecipeError(f"{flag}: the target {target} is for no GPU")
     if len(asked) > 1:
-        raise RecipeError(f"{flag}: an engine of TensorRT-LLM is for one GPU, expected one number")
+        raise RecipeError(f"{flag}: an engine of {target} is for one GPU, expected one number")
     return "target.compute_capability", asked[0]
 
 

@@ -174,6 +174,7 @@ def _tasks(found: dict[str, Any]) -> dict[str, Missing]:
     if mpi["launcher"] is None:
         tasks["target cpu: several ranks"].append({"what": mpi["problem"], "fix": mpi["fix"]})
     tasks["target tensorrt-rtx: build"] = _needs("tensorrt_rtx_bindings", "rtx")
+    tasks["target tensorrt: build and run"] = _tensorrt(found)
     tasks["target tensorrt-llm: checkpoint and the GPU's job"] = []
     tasks["target tensorrt-llm: the engine itself"] = _engine_of_tensorrt_llm(found)
     server = found["triton"]
@@ -194,6 +195,16 @@ def _engine_of_tensorrt_llm(found: dict[str, Any]) -> Missing:
         missing.append(
             {"what": "no GPU", "fix": "run the job of OUT/gpu_build on a machine with one"}
         )
+    return missing
+
+
+def _tensorrt(found: dict[str, Any]) -> Missing:
+    missing: Missing = []
+    if not found["gpu"]["gpus"]:
+        missing.append({"what": "no NVIDIA GPU", "fix": "on a host with one: pip install llmc"})
+    if importlib.util.find_spec("tensorrt") is None:
+        fix = "pip install tensorrt (11.0 or later)"
+        missing.append({"what": "tensorrt is not installed", "fix": fix})
     return missing
 
 

@@ -50,6 +50,13 @@ def describe() -> dict[str, dict[str, Any]]:
             "quantizations": [name for name in FORMATS if name not in taken],
             "KV cache": [],
         }
+    for gpu in rtx.GPUS:
+        refused = rtx.REFUSED_BY_TENSORRT
+        found[f"tensorrt {gpu}"] = {
+            "runs on": f"compute capability {gpu}, and is built on it",
+            "quantizations": [name for name in FORMATS if gpu not in refused.get(name, {})],
+            "KV cache": [],
+        }
     return found | _tensorrt_llm()
 
 

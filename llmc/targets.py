@@ -3,6 +3,7 @@
 TARGETS: dict[str, str] = {
     "cpu": "cpu",
     "tensorrt-rtx": "tensorrt_rtx",
+    "tensorrt": "tensorrt",
     "tensorrt-llm": "tensorrt_llm",
 }
 """Public name → module name, in builders.targets and in runtime.engines."""

@@ -113,6 +113,7 @@ class CpuTarget(Part):
 
 
 ComputeCapability = Literal[75, 80, 86, 89, 120, 121]
+GpuCapability = Literal[75, 80, 86, 89, 90, 100, 103, 110, 120, 121]
 """What TensorRT for RTX builds plans for: Turing to Blackwell, data-centre Hopper and Blackwell
 excepted."""
 
@@ -144,6 +145,20 @@ class TensorRtxTarget(Part):
     )
 
 
+class TensorrtTarget(Part):
+    """Plans of TensorRT, built on the GPU they run on."""
+
+    kind: Literal["tensorrt"]
+    compute_capability: GpuCapability | None = Field(
+        default=None,
+        description="The GPU that must be there, e.g. 90; none: whichever is.",
+    )
+    allow_emulated: bool = Field(
+        default=False,
+        description="Build with a KV cache that is rounded but stays in 16 bits.",
+    )
+
+
 def _kind_of(value: object) -> str:
     kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
     return str(kind or CpuTarget.model_fields["kind"].default)
@@ -152,6 +167,7 @@ def _kind_of(value: object) -> str:
 TargetRecipe = Annotated[
     Annotated[CpuTarget, Tag("cpu")]
     | Annotated[TensorRtxTarget, Tag("tensorrt-rtx")]
+    | Annotated[TensorrtTarget, Tag("tensorrt")]
     | Annotated[TensorrtLlmTarget, Tag("tensorrt-llm")],
     Discriminator(_kind_of),
 ]

@@ -4,7 +4,8 @@ A target exports `unsupported(config, limits, options) -> list[str]`, every reas
 this checkpoint, and `build(source, output_dir, *, limits, options, progress)`, which writes
 config.json and the engine files of every rank and returns what it measured. `options` is the
 target's variant of the recipe, `source` a Checkpoint; of a target that exports
-`needs_weights(options)` and answers no, its CheckpointConfig alone.
+`needs_weights(options)` and answers no, its CheckpointConfig alone. A target that only some
+machines can build for exports `check_host(options)`, which raises ToolchainError on another.
 
 A target whose engines may be built elsewhere has `hand_over(checkpoint, output_dir, *, limits,
 options)`, which writes the job that builds them, and `hands_over(options)`, which says when.

@@ -1,25 +1,32 @@
-"""Compute capabilities TensorRT for RTX builds for, and what each does with a quantization.
+"""Compute capabilities the tensorrt targets build for, and what each does with a quantization.
 
-Data, from builds with TensorRT for RTX 1.7.1 whose plans were read: a combination is listed as
-emulated where the builder accepts it and the plan then dequantizes and multiplies in 16 bits.
+Of TensorRT for RTX it is from builds with 1.7.1 whose plans were read: a combination is listed as
+emulated where the builder accepts it and the plan then dequantizes and multiplies in 16 bits. Of
+TensorRT itself it is what the GPUs have; its plans were not read.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+
+from llmc.checkpoint import CheckpointConfig
 
 CLASSES: tuple[tuple[int, ...], ...] = ((75,), (80, 86), (89,), (120, 121))
 """A plan for several classes has one program, of what all of them can: each gets its own."""
 
 _FROM_89 = "FP8 begins with compute capability 89"
 _FROM_120 = "4-bit floats begin with compute capability 120"
-_PER_TOKEN = "TensorRT for RTX has no products of inputs that are rounded per token"
-_W4A8 = "TensorRT for RTX refuses INT4 weights with FP8 inputs"
+_FROM_100 = "4-bit floats begin with compute capability 100"
+_FROM_80 = "INT4 begins with compute capability 80"
+_PER_TOKEN = "TensorRT has no products of inputs that are rounded per token"
+_W4A8 = "TensorRT refuses INT4 weights with FP8 inputs"
 _NO_BF16 = "bfloat16 begins with compute capability 80"
+
+Table = Mapping[str, Mapping[int, str]]
 
 REFUSED: dict[str, dict[int, str]] = {
     "bfloat16": {75: _NO_BF16},
-    "W4A16": {75: "INT4 begins with compute capability 80"},
-    "W4A16_AWQ": {75: "INT4 begins with compute capability 80"},
-    "W4A16_GPTQ": {75: "INT4 begins with compute capability 80"},
+    "W4A16": {75: _FROM_80},
+    "W4A16_AWQ": {75: _FROM_80},
+    "W4A16_GPTQ": {75: _FROM_80},
     "W4A8_AWQ": dict.fromkeys((75, 80, 89, 120), _W4A8),
     "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN": dict.fromkeys((75, 80, 89, 120), _PER_TOKEN),
     "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": dict.fromkeys((75, 80, 89, 120), _PER_TOKEN),
@@ -39,6 +46,53 @@ EMULATED_KV_CACHE = (
     " memory as before"
 )
 """kv_cache_quant_algo, on every class."""
+
+
+_ALL_THE_SAME = " (--allow-emulated builds it all the same)"
+
+GPUS = (75, 80, 86, 89, 90, 100, 103, 110, 120, 121)
+"""What TensorRT itself builds for."""
+
+_FIRST: dict[str, tuple[int, str]] = {
+    "bfloat16": (80, _NO_BF16),
+    **dict.fromkeys(("W4A16", "W4A16_AWQ", "W4A16_GPTQ"), (80, _FROM_80)),
+    "FP8": (89, _FROM_89),
+    "NVFP4": (100, _FROM_100),
+}
+_NEVER = {name: reasons[120] for name, reasons in REFUSED.items() if 120 in reasons}
+REFUSED_BY_TENSORRT: dict[str, dict[int, str]] = {
+    **{name: dict.fromkeys(GPUS, reason) for name, reason in _NEVER.items()},
+    **{
+        name: {gpu: reason for gpu in GPUS if gpu < first}
+        for name, (first, reason) in _FIRST.items()
+    },
+}
+"""REFUSED of TensorRT itself, by capability. Source: "Datatype and hardware support matrix" of
+Transformer Engine and "Support Matrix" of Model Optimizer, both NVIDIA's."""
+
+
+def quantization_reasons(
+    config: CheckpointConfig,
+    key: int,
+    gpus: str,
+    refused: Table,
+    emulated: Table,
+    *,
+    allow_emulated: bool,
+) -> Iterator[str]:
+    """Yield why GPUs do not compute in a checkpoint's types; `key` is theirs in the tables."""
+    quantization = config.quantization
+    algos = {layer.quant_algo for layer in quantization.quantized_layers.values()}
+    algos = algos or {quantization.quant_algo}
+    for name in sorted({config.dtype, *filter(None, algos)}):
+        if key in refused.get(name, {}):
+            yield f"{name} on compute capability {gpus}: {refused[name][key]}"
+        elif key in emulated.get(name, {}) and not allow_emulated:
+            yield f"{name} on compute capability {gpus}: {emulated[name][key]}{_ALL_THE_SAME}"
+    if quantization.kv_cache_quant_algo is not None and not allow_emulated:
+        yield (
+            f"KV cache of {quantization.kv_cache_quant_algo}: {EMULATED_KV_CACHE}{_ALL_THE_SAME}"
+        )
 
 
 def plans_of(capabilities: Iterable[int], *, refit: bool = False) -> list[tuple[int, ...]]:

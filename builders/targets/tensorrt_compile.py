@@ -48,9 +48,11 @@ def compile_plan(
     """
     trt, started, cpu_started = toolkit.trt, time.monotonic(), time.process_time()
     config = toolkit.builder.create_builder_config()
-    config.num_compute_capabilities = len(capabilities)
-    for place, capability in enumerate(capabilities):
-        config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{capability}"), place)
+    # TensorRT itself builds for the GPU it runs on.
+    if hasattr(config, "set_compute_capability"):
+        config.num_compute_capabilities = len(capabilities)
+        for place, capability in enumerate(capabilities):
+            config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{capability}"), place)
     if weights == "refit":
         # Only together do they leave the named placeholders out of the plan.
         config.set_flag(trt.BuilderFlag.STRIP_PLAN)

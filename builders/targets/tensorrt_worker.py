@@ -18,7 +18,6 @@ from typing import Any
 from llmc.builders.targets import BuildLimits
 from llmc.builders.targets.tensorrt_compile import Built, compile_plan
 from llmc.builders.targets.tensorrt_network import Weights, lower_network
-from llmc.builders.targets.tensorrt_rtx_module import import_tensorrt_rtx
 from llmc.builders.targets.tensorrt_toolkit import Toolkit
 from llmc.checkpoint import Checkpoint, CheckpointConfig
 from llmc.errors import BuildError, LlmcError
@@ -26,8 +25,9 @@ from llmc.errors import BuildError, LlmcError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One plan. `checkpoint` is a directory; None where `weights` are refitted."""
+    """One plan of a tensorrt target. `checkpoint` is a directory; None to build of shapes alone."""
 
+    target: str
     config: dict[str, Any]
     checkpoint: str | None
     rank: int
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def _build(job: Job, step: Callable[[str, int, int], None]) -> tuple[Built, tuple[str, ...]]:
-    toolkit = Toolkit.start(import_tensorrt_rtx())
+    toolkit = Toolkit.of_target(job.target)
     config, limits = CheckpointConfig.from_json(job.config), BuildLimits(**job.limits)
     file = None
     if job.checkpoint is not None:

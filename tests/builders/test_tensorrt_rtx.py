@@ -32,7 +32,9 @@ from llmc.recipes.schema import TensorRtxTarget
 from tests.builders.tiny_hf import write_model
 from tests.plugins.tiny_llama import TinyLlama
 
-pytest.importorskip("tensorrt_rtx_bindings", reason="needs TensorRT for RTX: pip install .[rtx]")
+TRT = pytest.importorskip(
+    "tensorrt_rtx_bindings", reason="needs TensorRT for RTX: pip install .[rtx]"
+)
 
 LIMITS = BuildLimits(
     max_batch_size=4, max_num_tokens=64, max_input_len=63, max_seq_len=64, tokens_per_block=32
@@ -82,6 +84,7 @@ def test_plan_shows_fused_attention_and_int8_products(engine: Path) -> None:
 def test_manifest_says_what_it_took(engine: Path) -> None:
     measured: Any = read_manifest(engine).measured["plans"]
     assert measured[PLAN]["size_bytes"] == (engine / PLAN).stat().st_size
+    assert read_manifest(engine).tools["tensorrt_rtx"] == TRT.__version__
     assert measured[PLAN]["peak_memory_bytes"] > 1 << 27 and measured[PLAN]["cpu_seconds"] > 0
 
 
@@ -181,6 +184,7 @@ def test_a_class_is_one_plan_unless_refitted() -> None:
 def test_builders_error_is_ours(config: CheckpointConfig, tmp_path: Path) -> None:
     fp8 = replace(config, quantization=Quantization.of("FP8", None))
     job = Job(
+        target="tensorrt-rtx",
         config=fp8.to_json(),
         checkpoint=None,
         rank=0,
@@ -196,6 +200,7 @@ def test_builders_error_is_ours(config: CheckpointConfig, tmp_path: Path) -> Non
 
 def test_a_dead_builder_is_an_error(config: CheckpointConfig, tmp_path: Path) -> None:
     job = Job(
+        target="tensorrt-rtx",
         config=config.to_json(),
         checkpoint=None,
         rank=0,

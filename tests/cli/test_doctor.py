@@ -55,7 +55,7 @@ def test_missing_things_come_with_their_command(monkeypatch: pytest.MonkeyPatch)
     fixes = {item["what"]: item["fix"] for missing in tasks.values() for item in missing}
     assert fixes.keys() == {
         *("gguf is not installed", "mpi4py is not installed"),
-        "tensorrt_rtx_bindings is not installed",
+        *("tensorrt_rtx_bindings is not installed", "tensorrt is not installed", "no NVIDIA GPU"),
         *("no library", "no MPI launcher", "no tritonserver"),
         *("TensorRT-LLM is not installed", "no GPU"),
     }

@@ -15,8 +15,8 @@ from llmc.errors import ToolchainError, UnsupportedError
 from llmc.runtime.engine import KvCacheConfig
 from llmc.runtime.engines import tensorrt_rtx
 from llmc.runtime.engines.tensorrt_device import PlanTensor
+from llmc.runtime.engines.tensorrt_loading import choose_plan, plan_limits
 from llmc.runtime.engines.tensorrt_nccl import UNIQUE_ID_BYTES, share_bytes
-from llmc.runtime.engines.tensorrt_rtx import choose_plan, plan_limits
 from tests.runtime.stand_in import HostDevice
 from tests.runtime.test_tensorrt_slots import cache_tensors
 

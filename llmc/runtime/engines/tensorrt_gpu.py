@@ -154,7 +154,8 @@ class GpuPlan:
         config = self.engine.create_runtime_config()
         if self._cache is not None:
             config.set_runtime_cache(self._cache)
-        if phase == "generation":
+        # TensorRT itself captures nothing; its steps are launched one by one.
+        if phase == "generation" and hasattr(trt, "CudaGraphStrategy"):
             config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         with torch.cuda.device(self._device.index):
             context = self.engine.create_execution_context(config)

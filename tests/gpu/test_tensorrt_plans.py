@@ -1,4 +1,4 @@
-"""The engine of `tensorrt-rtx` on a GPU: its plan against transformers, and in-flight batching."""
+"""Engines of the tensorrt targets on a GPU: plans against transformers, and in-flight batching."""
 
 from pathlib import Path
 from typing import Any
@@ -34,27 +34,30 @@ def capability() -> int | None:
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        capability() is None, reason="no GPU of a compute capability TensorRT for RTX has"
-    ),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
 ]
 
 
-@pytest.fixture(scope="module", params=["embed", "refit"])
+@pytest.fixture(scope="module", params=["embed", "refit", "tensorrt"])
 def engine_dir(
     request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """An engine with its weights in the plan, and one refitted, whose tables are inputs."""
-    output = tmp_path_factory.mktemp("rtx")
+    """Of tensorrt-rtx one with its weights in the plan, and one refitted; one of tensorrt."""
+    output = tmp_path_factory.mktemp("plans")
+    rtx = {
+        "kind": "tensorrt-rtx",
+        "compute_capabilities": [capability()],
+        "weights": request.param,
+    }
+    if request.param == "tensorrt":
+        pytest.importorskip("tensorrt", reason="needs TensorRT")
+    elif capability() is None:
+        pytest.skip("no GPU of a compute capability TensorRT for RTX has")
     recipe = Recipe.model_validate(
         {
             "model": smollm2,
             "dtype": "float16",
-            "target": {
-                "kind": "tensorrt-rtx",
-                "compute_capabilities": [capability()],
-                "weights": request.param,
-            },
+            "target": {"kind": "tensorrt"} if request.param == "tensorrt" else rtx,
             "build": {"max_batch_size": 4, "max_num_tokens": 128, "max_seq_len": 256},
         }
     )
