@@ -17,6 +17,7 @@ from pathlib import Path
 
 from llmc.arch import ModelArch
 from llmc.builders.families.family import unwritten_formats
+from llmc.builders.hf.config import HF_CONFIG_NAME
 from llmc.builders.hf.preflight import HfModel, examine
 from llmc.builders.hf.prequantized import model as prequantized
 from llmc.builders.hf.tokenizer_files import copy_files, warn_of_tokenizer
@@ -212,9 +213,10 @@ def _removing_on_failure(directory: Path) -> Iterator[None]:
 
 
 def _write_beside(model_dir: Path, model: HfModel, output_dir: Path) -> None:
-    """Copy tokenizer and generation settings; make up the latter from config.json where absent."""
+    """Copy config.json, tokenizer and generation settings; make up the last where absent."""
     warn_of_tokenizer(model_dir, num_rows=model.arch.vocab_size)
     copy_files(model_dir, output_dir)
+    shutil.copyfile(model_dir / "config.json", output_dir / HF_CONFIG_NAME)
     target = output_dir / "generation_config.json"
     if not target.exists() and model.config.token_ids:
         log.info("generation_config.json: absent, token ids taken from config.json")

@@ -29,6 +29,7 @@ from llmc.checkpoint import (
 from llmc.errors import CheckpointError, LlmcError, UnsupportedError
 from llmc.log import Progress
 from llmc.lookup import load
+from llmc.mapping import Mapping
 from llmc.recipes.schema import BuildRecipe, Recipe
 from llmc.stages import StageResult, run_stage, tool_version
 from llmc.targets import TARGETS
@@ -228,10 +229,14 @@ def _check(recipe: Recipe, *, for_engine: bool) -> _Plan:
     if for_engine and hasattr(target, "check_host"):
         target.check_host(recipe.target)
     _announce(recipe, configs[0], limits)
+    choices, config = alternatives[0][0], configs[0]
+    if hasattr(target, "splits_checkpoint") and not target.splits_checkpoint(recipe.target):
+        # What was checked above is how the model is served: by so many ranks.
+        choices, config = choices | {"mapping": Mapping()}, replace(config, mapping=Mapping())
     return _Plan(
         recipe=recipe,
-        choices=alternatives[0][0],
-        config=configs[0],
+        choices=choices,
+        config=config,
         limits=limits,
         target=target,
         candidates=candidates,
@@ -284,7 +289,9 @@ def _build_checkpoint(
         "dtype": plan.config.dtype,
         "quantization": plan.config.quantization.to_json(),
         "layout": plan.config.layout,
-        "mapping": recipe.mapping.model_dump(mode="json"),
+        "mapping": plan.config.mapping.to_json(),
+        "use_parallel_embedding": plan.config.use_parallel_embedding,
+        "embedding_sharding_dim": plan.config.embedding_sharding_dim,
     }
     calibration = None
     if needs_calibration(plan.config) and not plan.is_prequantized:

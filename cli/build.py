@@ -149,6 +149,8 @@ def build(
 
     llmc build ./smollm2 -o out --target tensorrt-llm --set target.version=1.2 --set target.gpu=L40S
 
+    llmc build ./smollm2 -o out --target tensorrt-llm --set target.version=1.3 --quant FP8
+
     llmc build cpu-w8a16 --model ./smollm2 -o out --set build.max_batch_size=16
 
     llmc build recipe.yaml -o out --until checkpoint --tp 3
@@ -270,6 +272,7 @@ def run(
     """
     from llmc.builders import pipeline
     from llmc.cli.render import ConsoleProgress
+    from llmc.gate.stand_in import checkpoint_behind
     from llmc.gate.step import failed_kept_aside, gate_build
     from llmc.log import NullProgress, Progress
     from llmc.runtime.engine import NotRunnableHereError
@@ -309,6 +312,13 @@ def run(
                 results.append(gated.stage)
                 gate = gated.gate
                 _log_measured(gate)
+        if until is Until.repo and checkpoint_behind(engine.directory) is not None:
+            log.info(
+                "trtllm-serve %s --tp_size %d --pp_size %d --max_batch_size %d --max_num_tokens %d",
+                *(engine.directory, recipe.mapping.tp, recipe.mapping.pp),
+                *(recipe.build.max_batch_size, recipe.build.max_num_tokens),
+            )
+            return results, gate
         may_emit = allow_ungated or (gate is not None and gate.verdict == "passed")
         if until is Until.repo and may_emit:
             results.append(_emit(recipe, output, engine, force=force, allow_ungated=allow_ungated))

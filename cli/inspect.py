@@ -98,7 +98,10 @@ def _recognize(directory: Path) -> tuple[str, dict[str, Any]]:
         return "engine", _engine_facts(path, config)
     if "architecture" in config:
         return "checkpoint", _checkpoint_facts(path, config) | _tensor_facts(directory, "rank*")
-    return "Hugging Face checkpoint", _hf_facts(config) | _tensor_facts(directory, "*")
+    facts = _hf_facts(config)
+    if (directory / "hf_quant_config.json").is_file():
+        facts["quantization"] = read_json(directory / "hf_quant_config.json").get("quantization")
+    return "Hugging Face checkpoint", facts | _tensor_facts(directory, "*")
 
 
 def _checkpoint_facts(path: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -159,6 +162,7 @@ def _hf_facts(config: dict[str, Any]) -> dict[str, Any]:
         "attention_heads": config.get("num_attention_heads"),
         "key_value_heads": config.get("num_key_value_heads"),
         "vocab_size": config.get("vocab_size"),
+        "quantization": config.get("quantization_config"),
     }
 
 

@@ -69,7 +69,7 @@ def _tensorrt_llm() -> dict[str, dict[str, Any]]:
         title = f"tensorrt-llm {line}{'' if version.has_engines else ' and later'}"
         found[title] = {
             "release": version.release,
-            "reads": "checkpoints" if version.has_engines else "Hugging Face models",
+            "reads": "checkpoints" if version.has_engines else "Hugging Face checkpoints",
             "container": version.container,
             "Triton's container": version.triton_container,
             "python": version.python,

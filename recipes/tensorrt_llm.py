@@ -18,7 +18,10 @@ class TensorrtLlmTarget(Part):
     kind: Literal["tensorrt-llm"]
     version: Annotated[
         Literal["0.21", "1.0", "1.1", "1.2", "1.3"], BeforeValidator(_as_written)
-    ] = Field(default="1.2", description="Line of TensorRT-LLM that builds and serves.")
+    ] = Field(
+        default="1.2",
+        description="Line of TensorRT-LLM that builds and serves; 1.3: it and later ones.",
+    )
     gpu: str | None = Field(
         default=None,
         description="GPU, e.g. H100-80GB: says compute capability and memory; none: those two do.",

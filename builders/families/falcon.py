@@ -88,8 +88,8 @@ FAMILY = Family(
         rename("lm_head", "lm_head"),
     ),
     layer_rules=(
-        rename("input_layernorm", "input_layernorm"),
-        rename("input_layernorm", "ln_attn"),
+        rename("input_layernorm", "input_layernorm", when=lambda arch: arch.parallel_norms == 1),
+        rename("input_layernorm", "ln_attn", when=lambda arch: arch.parallel_norms == 2),
         rename("mlp_layernorm", "ln_mlp"),
         rename("post_layernorm", "post_attention_layernorm"),
         reorder("attention.qkv", "self_attention.query_key_value", grouped_qkv),

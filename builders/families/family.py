@@ -66,6 +66,8 @@ class Family:
         """
         found = []
         for rule in self._rules_for(spec):
+            if not rule.when(arch):
+                continue
             rows = tuple(rule.rows(spec, arch, partial(self._tensor_name, spec, rule)))
             if present is not None and self.base_prefix:
                 rows = tuple(self._without_base(row, present) for row in rows)

@@ -68,13 +68,19 @@ def keys_then_values(arch: ModelArch) -> Ranges:
     yield from ((start + keys, start + keys + values) for start in starts)
 
 
+def has_low_rank_q(arch: ModelArch) -> bool:
+    """Say whether q comes from a latent vector of its own, and not from the hidden state."""
+    assert arch.mla is not None, arch.architecture
+    return bool(arch.mla.q_lora_rank)
+
+
 ATTENTION_RULES = (
     fuse("attention.fused_a", "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
     rename("attention.fused_a", "self_attn.kv_a_proj_with_mqa"),
     rename("attention.q_a_layernorm", "self_attn.q_a_layernorm"),
     rename("attention.kv_a_layernorm", "self_attn.kv_a_layernorm"),
-    rename("attention.q_b_proj", "self_attn.q_b_proj"),
-    rename("attention.q_b_proj", "self_attn.q_proj"),
+    rename("attention.q_b_proj", "self_attn.q_b_proj", when=has_low_rank_q),
+    rename("attention.q_b_proj", "self_attn.q_proj", when=lambda arch: not has_low_rank_q(arch)),
     reorder("attention.kv_b_proj", "self_attn.kv_b_proj", keys_then_values),
     rename("attention.dense", "self_attn.o_proj"),
 )

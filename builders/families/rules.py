@@ -75,7 +75,7 @@ class Rule:
     sources in order. With "{expert}" in them, `sources` are repeated for every expert; `stacked`
     ones hold all experts. Such rules are for the experts of a layer, all others for the rest.
     `step`: only every so manieth row of each range is wanted. `mxfp4`: sources are names to which
-    "_blocks" and "_scales" are added.
+    "_blocks" and "_scales" are added. `when`: only such models name them so.
     """
 
     target: str
@@ -86,6 +86,7 @@ class Rule:
     stacked: bool = False
     step: int = 1
     mxfp4: bool = False
+    when: Callable[[ModelArch], bool] = lambda arch: True
 
     @property
     def of_experts(self) -> bool:
@@ -149,9 +150,11 @@ class Rule:
         return lengths
 
 
-def rename(target: str, source: str) -> Rule:
-    """State that `source` becomes `target` as it is."""
-    return Rule(target=target, sources=(source,))
+def rename(
+    target: str, source: str, *, when: Callable[[ModelArch], bool] = lambda arch: True
+) -> Rule:
+    """State that `source` becomes `target` as it is, in models of which `when` holds."""
+    return Rule(target=target, sources=(source,), when=when)
 
 
 def fuse(target: str, *sources: str) -> Rule:

@@ -17,6 +17,9 @@ from llmc.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
+HF_CONFIG_NAME = "hf_config.json"
+"""A model's config.json as a checkpoint keeps it, whose own config.json is TensorRT-LLM's."""
+
 T = TypeVar("T", int, float, str, bool, dict[str, Any])
 
 _HARMLESS = (

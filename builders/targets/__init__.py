@@ -9,8 +9,9 @@ machines can build for exports `check_host(options)`, which raises ToolchainErro
 
 A target whose engines may be built elsewhere has `hand_over(checkpoint, output_dir, *, limits,
 options)`, which writes the job that builds them, and `hands_over(options)`, which says when.
-`toolchain()` returns what engines built here depend on beside llmc. READS_KERNEL_CHOICES says that
-a target reads those of the limits.
+`toolchain()` returns what engines built here depend on beside llmc. One whose checkpoints are not
+always split has `splits_checkpoint(options)`. READS_KERNEL_CHOICES says that a target reads those
+of the limits.
 """
 
 from collections.abc import Mapping

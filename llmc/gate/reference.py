@@ -16,11 +16,12 @@ import psutil
 
 from llmc import artifacts
 from llmc.builders import pipeline
-from llmc.checkpoint import CheckpointConfig
+from llmc.checkpoint import Checkpoint, CheckpointConfig
 from llmc.errors import CheckpointError, UnsupportedError
 from llmc.gate.measure import STEP_TOKENS, WINDOW_TOKENS
 from llmc.gate.ranks import load_ranks
 from llmc.gate.record import ReferenceFacts
+from llmc.gate.stand_in import checkpoint_behind
 from llmc.log import Progress
 from llmc.recipes.schema import GateRecipe, Recipe
 from llmc.runtime.engine import Engine, KvCacheConfig, load_engine, read_engine_config
@@ -185,7 +186,13 @@ def open_engine(engine_dir: Path) -> Engine:
 
 
 def read_config(engine_dir: Path) -> CheckpointConfig:
-    """Return the checkpoint's config inside an engine's. Raises: CheckpointError."""
+    """Return the checkpoint's config inside an engine's, or of the checkpoint it was written from.
+
+    Raises: CheckpointError.
+    """
+    behind = checkpoint_behind(engine_dir)
+    if behind is not None:
+        return Checkpoint.open(behind).config
     config = read_engine_config(engine_dir).get("pretrained_config")
     if not isinstance(config, dict):
         raise CheckpointError(f"{engine_dir}/config.json: no pretrained_config, expected an engine")

@@ -22,6 +22,7 @@ from llmc.gate.record import (
 from llmc.gate.reference import Reference, choose_reference, open_engine, read_config
 from llmc.gate.report import write_report
 from llmc.gate.sensitivity import read_sensitivity
+from llmc.gate.stand_in import checkpoint_behind, stand_in
 from llmc.gate.thresholds import judge, resolve_thresholds
 from llmc.log import Progress
 from llmc.recipes.schema import GateRecipe, Recipe
@@ -93,15 +94,22 @@ def run_gate(
         inputs["reference"] = reference.facts.key
 
     def work(staging: Path) -> None:
-        require_machine(engine_dir)
-        found = _measure(
-            engine_dir,
-            manifest.content_digest,
-            reference,
-            texts,
-            max_tokens=recipe.max_tokens,
-            progress=progress,
-        )
+        with ExitStack() as stack:
+            behind, candidate = checkpoint_behind(engine_dir), engine_dir
+            if behind is None:
+                require_machine(engine_dir)
+            else:
+                candidate = stack.enter_context(stand_in(behind, staging, progress))
+                log.info("%s: measured on the CPU, from the same checkpoint", engine_dir)
+            found = _measure(
+                candidate,
+                Tokenizer.open(engine_dir),
+                manifest.content_digest,
+                reference,
+                texts,
+                max_tokens=recipe.max_tokens,
+                progress=progress,
+            )
         write_record(staging / MEASUREMENT_NAME, found)
 
     stage = run_stage(
@@ -145,6 +153,7 @@ def failed_kept_aside(output: Path, *, allow_ungated: bool = False) -> Iterator[
 
 def _measure(
     engine_dir: Path,
+    tokenizer: Tokenizer,
     engine_digest: str,
     reference: Reference | None,
     texts: Sequence[GateText],
@@ -153,7 +162,6 @@ def _measure(
     progress: Progress,
 ) -> Measurement:
     config = read_config(engine_dir)
-    tokenizer = Tokenizer.open(engine_dir)
     with ExitStack() as stack:
         wanted = None if reference is None else stack.enter_context(closing(reference.open()))
         candidate = stack.enter_context(closing(open_engine(engine_dir)))

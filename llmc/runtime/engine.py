@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from llmc import artifacts
 from llmc.errors import CheckpointError, ServeError, ToolchainError
 from llmc.lookup import load
 from llmc.runtime.batch import Batch
@@ -124,7 +125,7 @@ def engine_target(engine_dir: Path) -> str:
     """Return the target an engine directory was built for. Raises: CheckpointError."""
     config = read_engine_config(engine_dir)
     section = config.get("llmc")
-    if section is None and config.keys() >= TENSORRT_LLM_KEYS:
+    if section is None and (config.keys() >= TENSORRT_LLM_KEYS or _is_served_as_is(engine_dir)):
         return "tensorrt-llm"
     target = section.get("target") if isinstance(section, dict) else None
     if not isinstance(target, str):
@@ -134,6 +135,12 @@ def engine_target(engine_dir: Path) -> str:
             hint="this engine was not built by llmc",
         )
     return target
+
+
+def _is_served_as_is(engine_dir: Path) -> bool:
+    """Say whether this is a Hugging Face checkpoint that `llmc build` wrote to be served."""
+    path = engine_dir / artifacts.MANIFEST_NAME
+    return path.is_file() and artifacts.read_manifest(engine_dir).stage == "engine"
 
 
 def check_engine(engine_dir: Path, rank: int) -> str | None:

@@ -132,7 +132,9 @@ def test_tokenizer_and_generation_files_come_along(tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(model_dir, out)
     written = {path.relative_to(out) for path in out.rglob("*") if path.is_file()}
-    assert written == {*names, Path("config.json"), Path("rank0.safetensors")}
+    own = (Path("config.json"), Path("hf_config.json"), Path("rank0.safetensors"))
+    assert written == {*names, *own}
+    assert (out / "hf_config.json").read_bytes() == (model_dir / "config.json").read_bytes()
     for name in names:
         assert (out / name).read_text() == text
 

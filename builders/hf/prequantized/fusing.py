@@ -6,6 +6,7 @@ largest, and rows that had another are rounded again: the one loss there is (see
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from llmc.builders.hf.prequantized.scheme import Array, Source, Tensors
 from llmc.dtypes import numpy_dtype
 from llmc.errors import CheckpointError
-from llmc.quant import fp8
+from llmc.quant import fp8, integers
 from llmc.quant.format import Choice, Elements, load_format
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,42 @@ def nvfp4_tensors(sources: Sequence[Source], choice: Choice) -> Tensors:
         "weights_scaling_factor_2": np.array(wholes[0], np.float32),
         "activation_scaling_factor": np.array(inputs, np.float32),
     }
+
+
+def awq_tensors(sources: Sequence[Source], choice: Choice) -> Tensors:
+    """Return tensors of W4A16_AWQ from ModelOpt's: two rows to a byte, a scale per group.
+
+    What inputs are multiplied by is folded into the norm already where there is no pre_quant_scale.
+    Raises: CheckpointError when q, k and v are not alike in it.
+    """
+    return _awq_packed("W4A16_AWQ", sources, choice)
+
+
+def awq_with_fp8(sources: Sequence[Source], choice: Choice) -> Tensors:
+    """Return tensors of W4A8_AWQ: as W4A16_AWQ, and the scales of FP8 inputs and products."""
+    tensors = _awq_packed("W4A8_AWQ", sources, choice)
+    for role, suffix in (
+        ("activation_scaling_factor", "input_scale"),
+        ("weights_scaling_factor_2", "weight_scale_2"),
+    ):
+        tensors[role] = np.array([max(source.scalar(suffix) for source in sources)], np.float32)
+    return tensors
+
+
+def _awq_packed(algo: str, sources: Sequence[Source], choice: Choice) -> Tensors:
+    values = np.concatenate([integers.unpack_nibbles(one.tensors["weight"], 0) for one in sources])
+    scale = np.concatenate([source.scales("weight_scale") for source in sources])
+    ones: Array = np.ones(values.shape[1], np.float32)
+    prequants = [source.tensors.get("pre_quant_scale", ones) for source in sources]
+    for source, prequant in zip(sources, prequants, strict=True):
+        if not np.array_equal(prequant, prequants[0]):
+            raise CheckpointError(
+                f"{source.name}.pre_quant_scale: not as {sources[0].name} has it: they become one"
+                " module"
+            )
+    elements = Elements(values=values, scale=_regrouped(scale, values, choice))
+    scaled = replace(choice, prequant=prequants[0].astype(np.float32))
+    return load_format(algo).pack(elements, scaled).tensors
 
 
 def int4_symmetric(codes: Array, scale: npt.NDArray[np.float32], choice: Choice) -> Tensors:

@@ -4,10 +4,19 @@
 `quantizations` which formats it runs on which GPU, `build_options` what trtllm-build takes,
 `checks` and `memory` what it would refuse. `local_build` builds the engine where the GPU is, by the
 calls of `tensorrt_llm_api` with what `build_config` says; `command` and `jobs` do it elsewhere.
+From 1.3 on there is none: `pytorch_dialect` says what the PyTorch backend serves, `pytorch_formats`
+how it reads each quantization, `pytorch_layout` which Hugging Face tensors there are, and
+`pytorch_export` and `pytorch_settings` write them.
 """
 
 from llmc.builders.targets.tensorrt_llm.local_build import toolchain
-from llmc.builders.targets.tensorrt_llm.target import build, hand_over, hands_over, unsupported
+from llmc.builders.targets.tensorrt_llm.target import (
+    build,
+    hand_over,
+    hands_over,
+    splits_checkpoint,
+    unsupported,
+)
 
 READS_KERNEL_CHOICES = True
 
@@ -16,6 +25,7 @@ __all__ = [
     "build",
     "hand_over",
     "hands_over",
+    "splits_checkpoint",
     "toolchain",
     "unsupported",
 ]

@@ -41,11 +41,12 @@ class Support:
 
 
 _INTEGER = Support(lines=_ENGINE, refused_from=100, refused_below=120)
+_WEIGHT_ONLY = Support(lines=_ALL, refused_from=100, refused_below=120)
 _INT4 = Support(lines=_ALL, refused_from=100, refused_below=120)
 
 WEIGHTS: dict[str, Support] = {
-    "W8A16": _INTEGER,
-    "W4A16": _INTEGER,
+    "W8A16": _WEIGHT_ONLY,
+    "W4A16": _WEIGHT_ONLY,
     "W4A16_AWQ": _INT4,
     "W4A16_GPTQ": _INT4,
     "W4A8_AWQ": Support(lines=_ALL, min_capability=89, refused_from=100, refused_below=120),
@@ -86,7 +87,8 @@ def quantization_reasons(
         if line not in support.lines:
             reasons.append(
                 f"{field}: {name}, which TensorRT-LLM {line} does not have;"
-                f" versions that do: {lines_with(support.lines)}"
+                f" versions that do: {lines_with(support.lines)}; {line} has"
+                f" {', '.join(other for other, one in table.items() if line in one.lines)}"
             )
         elif not support.runs_on(capability):
             reasons.append(

@@ -12,6 +12,7 @@ from typing import Any
 from llmc import artifacts
 from llmc.builders.families import FAMILIES
 from llmc.builders.families.family import load_family
+from llmc.builders.hf.config import HF_CONFIG_NAME
 from llmc.builders.targets import BuildLimits
 from llmc.builders.targets.tensorrt_llm.checkpoint_fields import FAMILIES as KNOWN_FIELDS
 from llmc.builders.targets.tensorrt_llm.checkpoint_fields import parse
@@ -25,6 +26,8 @@ from llmc.builders.targets.tensorrt_llm.local_build import (
     obstacles,
 )
 from llmc.builders.targets.tensorrt_llm.memory import memory_reasons
+from llmc.builders.targets.tensorrt_llm.pytorch_dialect import is_pytorch, pytorch_reasons
+from llmc.builders.targets.tensorrt_llm.pytorch_export import export
 from llmc.builders.targets.tensorrt_llm.quantizations import quantization_reasons
 from llmc.checkpoint import Checkpoint, CheckpointConfig
 from llmc.log import Progress
@@ -33,7 +36,7 @@ from llmc.tensorrt_llm_versions import VERSIONS
 
 log = logging.getLogger(__name__)
 
-_NOT_TOKENIZER = ("config.json", "quant_cfg.json")
+_NOT_TOKENIZER = ("config.json", "quant_cfg.json", HF_CONFIG_NAME)
 
 
 def unsupported(
@@ -51,30 +54,38 @@ def unsupported(
             f"target.compute_capability: {options.compute_capability}, that of target.gpu"
             f" {options.gpu} is {GPUS[options.gpu].capability}"
         )
+    capability, memory_gib = capability_of(options), _memory_gib(options)
+    if memory_gib is not None:
+        reasons += memory_reasons(config, limits, memory_gib)
+    if is_pytorch(options):
+        return reasons + pytorch_reasons(config, options, capability)
     if options.build == "here":
         reasons += [f"target.build: here, and {why}" for why in obstacles(options)]
     reasons += _version_reasons(config, options)
-    capability = capability_of(options)
     algos, kv_algo = algos_of(config), config.quantization.kv_cache_quant_algo
     reasons += quantization_reasons(algos, kv_algo, options.version, capability)
     reasons += _layout_reasons(config, options)
     reasons += check_reasons(
         Question(config=config, limits=limits, target=options, capability=capability)
     )
-    memory_gib = _memory_gib(options)
-    if memory_gib is not None:
-        reasons += memory_reasons(config, limits, memory_gib)
     return list(dict.fromkeys(reasons))
 
 
 def hands_over(options: TensorrtLlmTarget) -> bool:
     """Say whether the engine is built elsewhere, by the job that `hand_over` writes."""
+    if is_pytorch(options):
+        return False
     if options.build != "auto":
         return options.build == "job"
     missing = obstacles(options)
     if missing:
         log.info("the engine is not built here: %s", "; ".join(missing))
     return bool(missing)
+
+
+def splits_checkpoint(options: TensorrtLlmTarget) -> bool:
+    """Say whether the checkpoint has a part for each rank; the PyTorch backend splits it itself."""
+    return not is_pytorch(options)
 
 
 def build(
@@ -84,8 +95,14 @@ def build(
     limits: BuildLimits,
     options: TensorrtLlmTarget,
     progress: Progress,
-) -> dict[str, Any]:
-    """Build the engine of every rank on this machine into the existing directory `output_dir`."""
+) -> dict[str, Any] | None:
+    """Write what TensorRT-LLM serves into the existing directory `output_dir`.
+
+    That is the engine of every rank, or from 1.3 on a Hugging Face checkpoint.
+    """
+    if is_pytorch(options):
+        export(source, output_dir, progress)
+        return None
     return build_engines(source, output_dir, limits=limits, options=options, progress=progress)
 
 
@@ -122,9 +139,6 @@ def _memory_gib(options: TensorrtLlmTarget) -> float | None:
 
 def _version_reasons(config: CheckpointConfig, options: TensorrtLlmTarget) -> list[str]:
     version, architecture = VERSIONS[options.version], config.arch.architecture
-    if not version.has_engines:
-        have = ", ".join(line for line, one in VERSIONS.items() if one.has_engines)
-        return [f"target.version: {version.line} has no trtllm-build; versions that do: {have}"]
     if architecture in FAMILIES:
         since = load_family(architecture).tensorrt_llm
         if since is None:

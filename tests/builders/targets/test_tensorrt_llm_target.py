@@ -60,7 +60,8 @@ FP8 = Quantization.of("FP8")
     ("asked", "expected"),
     [
         ({}, None),
-        ({"version": "1.3"}, "versions that do: 0.21, 1.0, 1.1, 1.2"),
+        ({"version": "1.3"}, None),
+        ({"version": "1.3", "weight_streaming": True}, "target.weight_streaming: True is about"),
         ({"gpu": "H200X"}, "target.gpu: 'H200X', expected one of A10,"),
         ({"gpu": "L40S", "compute_capability": 90}, "that of target.gpu L40S is 89"),
         ({"workers": 2}, "target.workers: more than there are ranks"),
@@ -118,7 +119,7 @@ def test_targets_has_every_version() -> None:
         "tensorrt-llm 1.3 and later",
     ]
     assert "FP8 (from 89)" in found["tensorrt-llm 1.2"]["quantizations"]
-    assert "W8A16" not in str(found["tensorrt-llm 1.3 and later"]["quantizations"])
+    assert "_SQ_" not in str(found["tensorrt-llm 1.3 and later"]["quantizations"])
 
 
 @pytest.fixture(scope="module")

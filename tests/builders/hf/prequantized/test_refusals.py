@@ -132,8 +132,12 @@ BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_s
         ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format: 'marlin', expected one of"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version: 'gemv', expected 'gemm'"),
         (
-            {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
-            "quant_algo: 'W4A8_AWQ', expected",
+            {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"},
+            "quant_algo: 'NVFP4_AWQ', expected",
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ", "group_size": 64},
+            "group_size: 64, expected 128",
         ),
         (
             compressed(eight("float", "channel"), eight("float", "tensor"), "float-quantized"),

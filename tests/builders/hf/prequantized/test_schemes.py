@@ -162,8 +162,29 @@ def nvfp4(
     return tensors, numbers * scale
 
 
+def modelopt_awq(*, with_fp8: bool) -> Quantize:
+    """INT4 as ModelOpt packs it: rows 2i and 2i + 1 to a byte; no scales of inputs after norms."""
+
+    def quantize(
+        generator: np.random.Generator, num_out: int, num_in: int, name: str
+    ) -> tuple[Tensors, Array]:
+        values = generator.integers(-8, 8, (num_out, num_in))
+        scale = generator.uniform(1e-4, 3e-4, (num_out, num_in // 128)).astype(np.float32)
+        nibbles = (values & 15).astype(np.uint8)
+        tensors: Tensors = {"weight": nibbles[::2] | (nibbles[1::2] << 4), "weight_scale": scale}
+        if name.endswith(("o_proj", "down_proj")):
+            tensors["pre_quant_scale"] = generator.uniform(0.5, 2, num_in).astype(np.float16)
+        if with_fp8:
+            tensors["weight_scale_2"] = np.array(0.0005, np.float32)
+            tensors["input_scale"] = np.array(0.013, np.float32)
+        return tensors, values.astype(np.float32) * np.repeat(scale, 128, axis=1)
+
+    return quantize
+
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
+MODELOPT_AWQ = {"exclude_modules": ["lm_head"], "group_size": 128, "has_zero_point": False}
 Case = tuple[dict[str, Any], Callable[[], Quantize], str, dict[str, Any]]
 CASES: dict[str, Case] = {
     "compressed-tensors FP8 static": (
@@ -245,6 +266,24 @@ CASES: dict[str, Case] = {
         "FP8",
         {},
     ),
+    "modelopt FP8 per channel": (
+        {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": ["lm_head"]},
+        lambda: fp8(rows=True, static=False),
+        "FP8_PER_CHANNEL_PER_TOKEN",
+        {},
+    ),
+    "modelopt INT4": (
+        {**MODELOPT_AWQ, "quant_algo": "W4A16_AWQ"},
+        lambda: modelopt_awq(with_fp8=False),
+        "W4A16_AWQ",
+        {},
+    ),
+    "modelopt INT4 with FP8 inputs": (
+        {**MODELOPT_AWQ, "quant_algo": "W4A8_AWQ"},
+        lambda: modelopt_awq(with_fp8=True),
+        "W4A8_AWQ",
+        {},
+    ),
     "modelopt NVFP4": (
         {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"], "group_size": 16},
         lambda: nvfp4,
@@ -289,6 +328,18 @@ def test_scales_of_the_inputs_are_carried_over(name: str, tmp_path: Path) -> Non
     for module, parts in MODULES.items():
         found = stored(checkpoint, module)["activation_scaling_factor"].reshape(-1)
         assert found == tensors[f"{LAYER}{parts[0]}.input_scale"].reshape(-1), module
+
+
+def test_scales_on_the_inputs_of_int4_are_carried_over(tmp_path: Path) -> None:
+    settings, quantize, _, choices = CASES["modelopt INT4 with FP8 inputs"]
+    config, tensors, _ = make(quantize(), settings)
+    checkpoint = run(tmp_path, config, tensors, **choices)
+    for module, parts in MODULES.items():
+        found = stored(checkpoint, module)["prequant_scaling_factor"]
+        own = tensors.get(f"{LAYER}{parts[0]}.pre_quant_scale", np.ones(128, np.float16))
+        np.testing.assert_array_equal(found, own, err_msg=module)
+        second = stored(checkpoint, module)["weights_scaling_factor_2"]
+        assert second == np.float32(0.0005), module
 
 
 def test_inputs_of_row_wise_fp8_are_not_clamped(tmp_path: Path) -> None:
