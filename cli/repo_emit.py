@@ -12,7 +12,7 @@ def repo_emit(
         typer.Option(
             "--from-engine",
             metavar="DIR",
-            help="Engine directory, of llmc or trtllm-build.",
+            help="Engine directory, of llmc or trtllm-build, or checkpoint.",
         ),
     ],
     output: Annotated[
@@ -23,7 +23,7 @@ def repo_emit(
         typer.Option(metavar="DIR", help="Directory of the tokenizer, else the engine's."),
     ] = None,
     recipe: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Recipe whose `serve` part is taken.")
+        Path | None, typer.Option(metavar="FILE", help="Recipe; its `serve` part is taken.")
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -35,16 +35,22 @@ def repo_emit(
     The engine's config.json says what it is: an engine of TensorRT-LLM 0.20 to 1.2 gets NVIDIA's
     inflight_batcher_llm with the C++ backend, one of llmc's own targets llmc's executor. Version,
     ranks and limits are read from it and held against the recipe's `serve`; everything that does
-    not fit is listed, and nothing is written. An existing repository is replaced.
+    not fit is listed, and nothing is written. A Hugging Face checkpoint gets the model of
+    TensorRT-LLM's LLM API, 1.3 and later, split and limited as the recipe's `mapping` and `build`
+    say. An existing repository is replaced.
 
     Examples:
 
     llmc repo emit --from-engine /engines/llama-tp4 --tokenizer ./llama -o model_repo
 
     llmc repo emit --from-engine out/engine -o model_repo --set serve.engine_dir=/models/engine
+
+    llmc repo emit --from-engine ./llama-fp8 -o model_repo --set mapping.tp=4
     """
     from llmc import artifacts
     from llmc.model_repo.emit import emit_repository
+    from llmc.model_repo.emit_llmapi import emit_llmapi_repository, is_checkpoint
+    from llmc.model_repo.llmapi import Parallelism
     from llmc.model_repo.options import RepositoryOptions
     from llmc.recipes.loader import Override, load_recipe, parse_set
     from llmc.stages import run_stage, tool_version
@@ -52,15 +58,32 @@ def repo_emit(
     overrides = [parse_set(text) for text in settings or []]
     # A recipe needs a model; what is served here is built.
     model = Override(path=("model",), value=str(engine), source=f"--from-engine {engine}")
-    serve = load_recipe(recipe, [model, *overrides]).serve
-    options = RepositoryOptions(**serve.model_dump())
+    loaded = load_recipe(recipe, [model, *overrides])
+    options = RepositoryOptions(**loaded.serve.model_dump())
+    split, build = loaded.mapping, loaded.build
+    parallelism = Parallelism(
+        tp=split.tp,
+        pp=split.pp,
+        moe_tp=split.moe_tp,
+        moe_ep=split.moe_ep,
+        max_batch_size=build.max_batch_size,
+        max_num_tokens=build.max_num_tokens,
+        max_seq_len=build.max_seq_len,
+    )
+
+    def write(staging: Path) -> None:
+        if is_checkpoint(engine):
+            emit_llmapi_repository(engine, staging, options, parallelism, tokenizer_dir=tokenizer)
+        else:
+            emit_repository(engine, staging, options, tokenizer_dir=tokenizer)
+
     config = engine / "config.json"
     run_stage(
         output,
-        lambda staging: emit_repository(engine, staging, options, tokenizer_dir=tokenizer),
+        write,
         stage="model_repo",
         inputs={"config.json": artifacts.digest_file(config) if config.is_file() else ""},
-        recipe=serve.model_dump(mode="json"),
+        recipe=loaded.serve.model_dump(mode="json"),
         tools={"llmc": tool_version("model_repo")},
         force=True,
     )

@@ -186,8 +186,8 @@ def _ranks(repository: Path, *, launcher: Path | None, hostfile: Path | None) ->
 
 
 def _require_backends(repository: Path, server: "TritonServer") -> None:
-    from llmc.builders.targets.tensorrt_llm.versions import VERSIONS
     from llmc.model_repo.backends import require_backends
+    from llmc.tensorrt_llm_versions import VERSIONS
 
     containers = {
         line: version.triton_container

@@ -10,6 +10,7 @@
 | template, queues | NVIDIA's parameters filled in; where requests wait |
 | configs | one typed configuration per model, from options and the engine |
 | emit | a repository on disk |
+| llmapi, emit_llmapi, lint_llmapi | the same for TensorRT-LLM's LLM API, 1.3 and later |
 | lint | what Triton would only complain of at load time, found before |
 | parameters | every parameter of every model: type, default, unit, versions |
 | lint_parameters, lint_engine, lint_ensemble | its parts: the table, the engine, the maps |

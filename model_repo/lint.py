@@ -18,6 +18,7 @@ from llmc.model_repo.engine_config import Engine
 from llmc.model_repo.lint_backend import check_backend
 from llmc.model_repo.lint_engine import check_engine, find_engine
 from llmc.model_repo.lint_ensemble import check_ensemble
+from llmc.model_repo.lint_llmapi import SETTINGS_FILE, check_llmapi
 from llmc.model_repo.lint_parameters import check_parameters, check_paths, kind_of, values_of
 from llmc.model_repo.lint_warmup import check_warmup
 from llmc.model_repo.pbtxt import CONFIG_FILE, read_config
@@ -106,6 +107,11 @@ def _check_model(
         yield f"name: {config.name!r}, expected its directory's name {name!r}"
     yield from _check_placeholders(config)
     kind = kind_of(name, config)
+    settings = sorted((repository / name).glob(f"[0-9]*/{SETTINGS_FILE}"))
+    if settings:
+        kind = None
+        for file in settings:
+            yield from check_llmapi(config, file, elsewhere=elsewhere)
     if kind is not None:
         # The Python models are llmc's or upstream's own; only the C++ backend has a version.
         native = engine is not None and config.backend == "tensorrtllm"
