@@ -170,18 +170,36 @@ class Layers:
         """
         size = math.gcd(start, count, tensor.shape[2])
         parts = self.split_last(tensor, tensor.shape[2] // size)
-        shape = self.output(self.network.add_shape(parts), "shape")
-        rows = self.output(self.network.add_slice(shape, (0,), (2,), (1,)), "rows")
-        kept = self.small([count // size, size], "int64")
-        joined = self.network.add_concatenation([rows, kept])
-        joined.axis = 0
-        layer = self.network.add_slice(parts, (0, 0, start // size, 0), (0, 0, 0, 0), (1, 1, 1, 1))
-        layer.set_input(2, self.output(joined, "size"))
-        return self.reshape(self.output(layer, "columns"), (0, 0, count))
+        return self.reshape(self.cut(parts, 2, start // size, count // size), (0, 0, count))
 
-    def gather(self, table: Tensor, indices: Tensor, *, batched: bool = False) -> Tensor:
-        """Take rows of table [N, columns], or batched: of each slot of table [B, S, columns]."""
-        layer = self.network.add_gather(table, indices, 1 if batched else 0)
+    def cut(self, tensor: Tensor, axis: int, start: int, count: int) -> Tensor:
+        """Return places [start, start + count) of an axis."""
+        return self._run(tensor, axis, start, count - tensor.shape[axis], "STRICT_BOUNDS", "cut")
+
+    def padded(self, tensor: Tensor, axis: int, count: int) -> Tensor:
+        """Return a tensor with `count` zeros behind the last of an axis."""
+        return self._run(tensor, axis, 0, count, "FILL", "padded") if count else tensor
+
+    def _run(
+        self, tensor: Tensor, axis: int, start: int, longer: int, mode: str, part: str
+    ) -> Tensor:
+        """Slice one axis, to a length that is by `longer` more than it was."""
+        rank = len(tensor.shape)
+        zeros, begin, added = ([0] * rank for _ in range(3))
+        begin[axis], added[axis] = start, longer
+        shape = self.output(self.network.add_shape(tensor), "shape")
+        size = self.binary("SUM", shape, self.small(added, "int64"))
+        layer = self.network.add_slice(tensor, begin, zeros, (1,) * rank)
+        layer.mode = getattr(self.trt.SampleMode, mode)
+        layer.set_input(2, size)
+        return self.output(layer, part)
+
+    def gather(
+        self, table: Tensor, indices: Tensor, *, axis: int = 0, batched: bool = False
+    ) -> Tensor:
+        """Take rows of table [N, columns], or of another axis; batched: each slot's of table
+        [B, S, columns]."""
+        layer = self.network.add_gather(table, indices, 1 if batched else axis)
         if batched:
             layer.num_elementwise_dims = 1
         return self.output(layer, "gather")

@@ -73,10 +73,13 @@ class Lowering(Protocol):
         """Return what `make` added for the first op that asked for `name`."""
         ...
 
-    def update_kv_cache(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def update_kv_cache(
+        self, layer: int, keys: Tensor, values: Tensor, *, spare: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Write keys and values [B, kv_heads, S, head_size] from each slot's write index on.
 
-        Returns the whole caches, which are outputs of the network in the inputs' memory.
+        Returns the whole caches, which are outputs of the network in the inputs' memory, of
+        max_seq_len + `spare` positions.
         """
         ...
 

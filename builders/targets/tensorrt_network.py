@@ -232,13 +232,15 @@ class NetworkLowering:
             self._inputs[name] = self._input(name, "int32", shape)
         self._values["token_ids"] = self._inputs["token_ids"]
 
-    def update_kv_cache(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def update_kv_cache(
+        self, layer: int, keys: Tensor, values: Tensor, *, spare: int = 0
+    ) -> tuple[Tensor, Tensor]:
         trt, network = self.layers.trt, self.layers.network
         found = []
         for kind, new in (("key", keys), ("value", values)):
             name = f"{kind}_cache.{layer}"
             _, heads, _, size = new.shape
-            shape = ("B", heads, self.max_seq_len, size)
+            shape = ("B", heads, self.max_seq_len + spare, size)
             cache = self._input(name, self.dtype, shape)
             update = network.add_kv_cache_update(
                 cache, new, self._inputs["write_indices"], trt.KVCacheMode.LINEAR

@@ -1,40 +1,36 @@
 """TensorRT lowering of `attention`: one fused layer over a cache that is updated in place.
 
-The fused layer has no factor of scores: queries are multiplied by it. A sliding window is an
-additive mask. TensorRT composes the layer of small kernels for head sizes that no fused one takes.
+The fused layer has no factor of scores: queries are multiplied by it. A sliding window and ALiBi
+are additive masks. A sink is a key of zeros, whose score is what the mask says: it is written into
+the cache behind a slot's last token, where the next token takes its place.
 
-Legend: B slots, S tokens, N query heads, K KV heads, D head_size, C max_seq_len.
+Legend: B slots, S tokens, N query heads, K KV heads, D head_size, C positions of the KV cache.
 """
 
 from typing import Any
 
 from llmc.plugins.attention.tensorrt_composed import composed_attention
-from llmc.plugins.attention.tensorrt_masks import additive_mask
+from llmc.plugins.attention.tensorrt_masks import additive_mask, causal_mask
 from llmc.plugins.graph import OpCall
 from llmc.plugins.rope import length_dependence, rope_tables, rope_unsupported
 from llmc.plugins.tensorrt_lowering import Lowering, Tensor
 
-FUSED_HEAD_SIZES = (40, 64, 72, 80, 96, 128, 256)
 FUSED_DTYPES = ("float16", "bfloat16")
-"""What TensorRT for RTX 1.7 has a fused kernel for, on each of its compute capabilities."""
+LARGEST_FUSED_HEAD = 256
+"""Of head sizes that are multiples of 8, TensorRT for RTX 1.7 has a fused kernel up to here."""
 FUSED_HEADS = 4
-"""Fewest query heads of a rank that there surely is one for; for two the builder refuses it."""
+"""Fewest query heads that it has one for, however many KV heads there are."""
+SINK_POSITIONS = 64
+"""Positions of a cache beyond max_seq_len, for the sink of a full slot: one is needed; this many
+leave the rows of slots aligned as they were."""
 
 
 def unsupported(call: OpCall, max_seq_len: int) -> list[str]:
     attrs: dict[str, Any] = call.attrs
-    reasons = [
-        f"{call.name}: {what}, which the tensorrt targets do not lower"
-        for what, is_there in (
-            ("ALiBi", attrs["alibi"] is not None),
-            ("attention sinks", "sinks" in call.weights),
-        )
-        if is_there
-    ]
     if attrs["rope_style"] == "none":
-        return reasons
+        return []
     scaling, positions = attrs["rotary_scaling"], attrs["max_position_embeddings"]
-    reasons += rope_unsupported(rotary_dim=attrs["rotary_dim"], rotary_scaling=scaling)
+    reasons = rope_unsupported(rotary_dim=attrs["rotary_dim"], rotary_scaling=scaling)
     changes = None if reasons else length_dependence(scaling, positions)
     if changes is not None and max_seq_len > changes.original:
         reasons.append(
@@ -58,8 +54,12 @@ def lower(call: OpCall, lowering: Lowering) -> None:
     q_BNSD, k_BKSD = (_rotate(lowering, part, attrs) for part in parts[:2])
     q_BNSD = layers.scaled(q_BNSD, attrs["scale"])
     k_BKSD, v_BKSD = (_round_kv(lowering, part, call) for part in (k_BKSD, parts[2]))
-    k_BKCD, v_BKCD = lowering.update_kv_cache(attrs["layer"], k_BKSD, v_BKSD)
-    context = _attend(lowering, q_BNSD, k_BKCD, v_BKCD, attrs)
+    spare = 0
+    if "sinks" in call.weights:
+        spare = SINK_POSITIONS
+        k_BKSD, v_BKSD = (layers.padded(x, 2, 1) for x in (k_BKSD, v_BKSD))
+    k_BKCD, v_BKCD = lowering.update_kv_cache(attrs["layer"], k_BKSD, v_BKSD, spare=spare)
+    context = _attend(lowering, q_BNSD, k_BKCD, v_BKCD, call)
     lowering.set_value(
         call.outputs[0], layers.transpose(context, (0, 2, 1, 3), (0, 0, heads * size))
     )
@@ -99,42 +99,77 @@ def _round_kv(lowering: Lowering, x_BKSD: Tensor, call: OpCall) -> Tensor:
 
 
 def _attend(
-    lowering: Lowering, q_BNSD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor, attrs: dict[str, Any]
+    lowering: Lowering, q_BNSD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor, call: OpCall
 ) -> Tensor:
-    layers, trt = lowering.layers, lowering.layers.trt
-    if attrs["softcap"] is not None:
+    layers, trt, attrs = lowering.layers, lowering.layers.trt, call.attrs
+    num_positions, cap = k_BKCD.shape[2], attrs["softcap"]
+    mask = additive_mask(lowering, call, num_positions)
+    if cap is not None:
         lowering.note("scores have a soft cap: attention is not one fused kernel, but small layers")
-        window, cap = attrs["sliding_window"], attrs["softcap"]
-        return composed_attention(lowering, q_BNSD, k_BKCD, v_BKCD, softcap=cap, window=window)
-    mask = additive_mask(lowering, attrs)
+        assert isinstance(cap, float)
+        mask = causal_mask(lowering, attrs, num_positions) if mask is None else mask
+        return composed_attention(lowering, q_BNSD, k_BKCD, v_BKCD, mask, cap)
+    heads, times = q_BNSD.shape[1], _times(q_BNSD.shape[1])
     kind = trt.CausalMaskKind.LOWER_RIGHT if mask is None else trt.CausalMaskKind.NONE
     layer = layers.named(
         layers.network.add_attention_v2(
-            q_BNSD, k_BKCD, v_BKCD, trt.AttentionNormalizationOp.SOFTMAX, kind
+            _repeated(lowering, q_BNSD, times),
+            *(k_BKCD, v_BKCD),
+            *(trt.AttentionNormalizationOp.SOFTMAX, kind),
         ),
         "attention",
     )
-    if mask is None:
-        # Rows beyond a slot's length are neither zero nor masked by anything else.
-        layer.key_value_lengths = lowering.batch_input("kv_lens")
-    else:
-        layer.mask = mask
-    heads, head_size = attrs["num_heads"], attrs["head_size"]
-    layer.decomposable = not _has_fused(heads, head_size)
+    # What lies in a cache beyond a slot's length may be any number; a mask only adds to it.
+    layer.key_value_lengths = _lengths(lowering, call)
+    if mask is not None:
+        layer.mask = _repeated(lowering, mask, times) if mask.shape[1] == heads else mask
+    layer.decomposable = not _has_fused(q_BNSD.shape[3])
     if layer.decomposable:
         lowering.note(
-            "attention may be composed of small kernels: no fused one surely takes"
-            f" {heads} heads of {head_size}"
+            "attention may be composed of small kernels: no fused one surely takes heads of"
+            f" {q_BNSD.shape[3]}"
         )
-    return layer.get_output(0)
+    return _first_of_each(lowering, layer.get_output(0), times)
 
 
-def _has_fused(num_heads: int, head_size: int) -> bool:
-    return num_heads >= FUSED_HEADS and head_size in FUSED_HEAD_SIZES
+def _lengths(lowering: Lowering, call: OpCall) -> Tensor:
+    """Return how many keys of each slot there are, int32 [B]."""
+    layers, lengths = lowering.layers, lowering.batch_input("kv_lens")
+    if "sinks" not in call.weights:
+        return lengths
+    return lowering.shared(
+        "kv_lens_with_sink", lambda: layers.binary("SUM", lengths, layers.like(1, lengths))
+    )
+
+
+def _times(num_heads: int) -> int:
+    """Return how often each query head is there, so that there are enough for a fused kernel."""
+    return -(-FUSED_HEADS // num_heads)
+
+
+def _repeated(lowering: Lowering, x_BNSD: Tensor, times: int) -> Tensor:
+    """Return each head `times` times, one after the other: they read the same KV head."""
+    if times == 1:
+        return x_BNSD
+    layers, (_, heads, _, size) = lowering.layers, x_BNSD.shape
+    one = layers.reshape(x_BNSD, (0, heads, 1, -1, size))
+    return layers.reshape(layers.concatenate([one] * times, 2), (0, heads * times, -1, size))
+
+
+def _first_of_each(lowering: Lowering, x_BNSD: Tensor, times: int) -> Tensor:
+    """Return every `times`-th head."""
+    if times == 1:
+        return x_BNSD
+    layers, (_, heads, _, size) = lowering.layers, x_BNSD.shape
+    grouped = layers.reshape(x_BNSD, (0, heads // times, times, -1, size))
+    return layers.gather(grouped, layers.small(0, "int32"), axis=2)
+
+
+def _has_fused(head_size: int) -> bool:
+    return head_size % 8 == 0 and head_size <= LARGEST_FUSED_HEAD
 
 
 def is_fused(call: OpCall, dtype: str) -> bool:
     """Say whether a fused kernel does this attention."""
     attrs: dict[str, Any] = call.attrs
-    fits = dtype in FUSED_DTYPES and _has_fused(attrs["num_heads"], attrs["head_size"])
-    return fits and attrs["softcap"] is None
+    return dtype in FUSED_DTYPES and _has_fused(attrs["head_size"]) and attrs["softcap"] is None

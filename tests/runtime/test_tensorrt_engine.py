@@ -5,6 +5,7 @@ The plan is a stand-in that evaluates the very network TensorRT is given (tests/
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,11 +42,15 @@ LIMITS = EngineLimits(
 
 
 class Built:
-    """A tiny model's CPU engine, and slot engines of its TensorRT network."""
+    """A tiny model's CPU engine, and slot engines of its TensorRT network.
 
-    def __init__(self, directory: Path) -> None:
+    `changes` are of its architecture.
+    """
+
+    def __init__(self, directory: Path, **changes: Any) -> None:
         self.tiny = TinyLlama.make(vocab_size=97, num_hidden_layers=2)
-        self.cpu = build_engine(self.tiny, self.tiny.config(), directory)
+        config = replace(self.tiny.config(), arch=replace(self.tiny.arch, **changes))
+        self.cpu = build_engine(self.tiny, config, directory)
         self.checkpoint = Checkpoint.open(directory / "checkpoint")
         # Tables are inputs, as of a plan without weights: that is more than one with them needs.
         (network,) = lower_ranks(
@@ -125,6 +130,13 @@ REQUESTS = mixed_requests(16)
 def test_the_cpu_engine_answers_the_same(built: Built, alone: list[tuple[int, ...]]) -> None:
     engine = cpu.load(built.cpu, kv=KvCacheConfig(max_tokens=2048), threads=1)
     assert answers(engine, REQUESTS) == alone
+
+
+def test_alibi_answers_as_on_the_cpu(tmp_path: Path) -> None:
+    """A mask of its own for every slot, whose queries are at places of their own."""
+    built = Built(tmp_path, position_embedding_type="alibi", rotary_embedding_dim=0)
+    engine = cpu.load(built.cpu, kv=KvCacheConfig(max_tokens=2048), threads=1)
+    assert answers(built.slot_engine()[0], REQUESTS[:8]) == answers(engine, REQUESTS[:8])
 
 
 @pytest.mark.parametrize("max_num_tokens", [MAX_NUM_TOKENS, 7])

@@ -58,7 +58,7 @@ def scatter(layer: Layer, inputs: Inputs, mode: Mode) -> torch.Tensor:
 
 def slice(layer: Layer, inputs: Inputs, mode: Mode) -> torch.Tensor:  # noqa: A001 - TensorRT's name
     x = tensor(layer, inputs, 0)
-    choose(layer, "mode", {"STRICT_BOUNDS": None})
+    fills = choose(layer, "mode", {"STRICT_BOUNDS": False, "FILL": True})
     starts = integers(layer, inputs, 1, "start")
     lengths = integers(layer, inputs, 2, "shape")
     strides = integers(layer, inputs, 3, "stride")
@@ -67,9 +67,24 @@ def slice(layer: Layer, inputs: Inputs, mode: Mode) -> torch.Tensor:  # noqa: A0
         axes = integers(layer, inputs, 5, "axes")
     for axis, start, length, stride in zip(axes, starts, lengths, strides, strict=True):
         places = start + stride * torch.arange(length)
+        if fills:
+            x = _fill(layer, inputs, x, axis, places)
+            continue
         _check_range(layer, places, x.shape[axis])
         x = x.narrow(axis, start, length) if stride == 1 else x.index_select(axis, places)
     return x
+
+
+def _fill(
+    layer: Layer, inputs: Inputs, x: torch.Tensor, axis: int, places: torch.Tensor
+) -> torch.Tensor:
+    """Take `places` of an axis; where there is none is the value of input 4, 0 without one."""
+    value = optional(inputs, 4)
+    inside = (places >= 0) & (places < x.shape[axis])
+    taken = x.index_select(axis, places.where(inside, torch.zeros_like(places)))
+    there = inside.reshape([-1 if place == axis else 1 for place in range(x.dim())])
+    missing = torch.zeros((), dtype=x.dtype) if value is None else value.reshape(())
+    return torch.where(there, taken, missing.to(x.dtype))
 
 
 def topk(layer: Layer, inputs: Inputs, mode: Mode) -> tuple[torch.Tensor, torch.Tensor]:

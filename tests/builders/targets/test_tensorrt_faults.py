@@ -155,6 +155,33 @@ def test_a_fault_in_the_network_shows(
     assert np.abs(read_tokens(networks) - wanted).max() > 1000 * TOLERANCE
 
 
+def slopes_of_the_first_heads(network: Network) -> Network:
+    def edit(call: OpCall) -> OpCall:
+        alibi = call.attrs.get("alibi")
+        if not isinstance(alibi, dict):
+            return call
+        return replace(call, attrs=call.attrs | {"alibi": alibi | {"first_head": 0}})
+
+    return change(network, edit)
+
+
+def test_slopes_of_another_rank_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks are held to one, which test_tensorrt_families holds to transformers."""
+    tiny = TinyLlama.make()
+    arch = replace(tiny.arch, position_embedding_type="alibi", rotary_embedding_dim=0)
+    one, two = (replace(tiny.config(tp=tp), arch=arch) for tp in (1, 2))
+    wanted = read_tokens(lower_tiny(tiny, one, tmp_path / "one"))
+    right = read_tokens(lower_tiny(tiny, two, tmp_path / "right"))
+    assert np.abs(right - wanted).max() < TOLERANCE
+    monkeypatch.setattr(
+        tensorrt_network,
+        "build_network",
+        lambda *given: slopes_of_the_first_heads(build_network(*given)),
+    )
+    wrong = read_tokens(lower_tiny(tiny, two, tmp_path / "wrong"))
+    assert np.abs(wrong - wanted).max() > 1000 * TOLERANCE
+
+
 def test_a_collective_missing_on_one_rank_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

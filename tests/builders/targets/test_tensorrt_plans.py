@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from llmc.arch import MlaArch
 from llmc.builders.network import build_network
 from llmc.builders.shapes import config_of
 from llmc.builders.targets import BuildLimits
@@ -43,8 +44,22 @@ def split() -> CheckpointConfig:
     return replace(llama(), mapping=Mapping(tp_size=2))
 
 
-def windowed() -> CheckpointConfig:
-    return llama(sliding_window=16)
+def latent() -> CheckpointConfig:
+    """DeepSeek's attention with its sizes of heads: 128 columns and 64 that rotate, 128 of v."""
+    mla = MlaArch(
+        q_lora_rank=64,
+        kv_lora_rank=64,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+    )
+    return llama(
+        mla=mla,
+        num_key_value_heads=4,
+        head_size=192,
+        rotary_embedding_dim=64,
+        position_embedding_type="rope_gptj",
+    )
 
 
 def quantized(algo: str) -> CheckpointConfig:
@@ -90,13 +105,23 @@ def build(config: CheckpointConfig, path: Path) -> list[dict[str, Any]]:
 
 
 def test_split_plan_has_its_collectives(tmp_path: Path) -> None:
-    """Attention and MLP are summed, logits gathered; two heads of a rank have no fused kernel."""
+    """Attention and MLP are summed, logits gathered; a rank's two heads are attended to twice."""
     for program in build(split(), tmp_path / "plan"):
         assert program["collectives"] == {"comm_allreduce": 2, "comm_allgather": 1}
+        assert sum(program["attention"].values()) == 1
 
 
-def test_sliding_window_is_fused(tmp_path: Path) -> None:
-    for program in build(windowed(), tmp_path / "plan"):
+FUSED = {
+    "window": llama(sliding_window=16),
+    "alibi": llama(position_embedding_type="alibi", rotary_embedding_dim=0),
+    "sinks": llama(attention_sinks=True, sliding_window=16),
+    "latent": latent(),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_attention_is_fused(name: str, tmp_path: Path) -> None:
+    for program in build(FUSED[name], tmp_path / "plan"):
         assert sum(program["attention"].values()) == 1
 
 
