@@ -91,17 +91,31 @@ def _check(engine: Engine, tokenizer_dir: Path, options: RepositoryOptions) -> N
             " true: instances would overtake each other and scramble streamed text, expected 1"
         )
     if not engine.is_ours:
-        if options.llmc_tensors:
-            raise UnsupportedError(
-                "llmc_tensors: True, but TensorRT-LLM's backend does not have them"
-            )
-        if not (tokenizer_dir / "tokenizer.json").is_file():
-            raise CheckpointError(
-                f"{tokenizer_dir}: no tokenizer.json",
-                hint="--tokenizer names a directory that has it",
-            )
+        _check_backend(engine, tokenizer_dir, options)
     elif unused := backend_parameters(options):
         log.warning("serve.tensorrt_llm: not for llmc's own executor: %s", ", ".join(unused))
+
+
+def _check_backend(engine: Engine, tokenizer_dir: Path, options: RepositoryOptions) -> None:
+    """Check what only TensorRT-LLM's backend minds.
+
+    Source: tensorrtllm_backend at c2e65b88, docs/llama_multi_instance.md.
+    """
+    if options.llmc_tensors:
+        raise UnsupportedError("llmc_tensors: True, but TensorRT-LLM's backend does not have them")
+    sets = options.tensorrt_llm.get("gpu_device_ids")
+    instances = len(sets) if isinstance(sets, tuple) else 1
+    if instances > 1 and engine.world_size != 1 and options.launch_mode == "leader":
+        raise UnsupportedError(
+            f"launch_mode: leader, but gpu_device_ids has GPUs for {instances} instances of"
+            f" {engine.world_size} ranks each",
+            hint="serve.launch_mode orchestrator, or a server for each instance",
+        )
+    if not (tokenizer_dir / "tokenizer.json").is_file():
+        raise CheckpointError(
+            f"{tokenizer_dir}: no tokenizer.json",
+            hint="--tokenizer names a directory that has it",
+        )
 
 
 def _write_model(spec: ModelSpec, directory: Path) -> None:

@@ -109,7 +109,8 @@ class TensorrtLlmServe(Part):
     )
     speculative_decoding_fast_logits: bool | None = Field(
         default=None,
-        description="Draft logits go from model to model; only for ranks that are not spawned.",
+        description="Draft logits go from model to model; for ranks in participant_ids; none:"
+        " false.",
     )
     gpu_weights_percent: Fraction | None = Field(
         default=None, description="Share of the weights kept on the GPU; none: 1.0."

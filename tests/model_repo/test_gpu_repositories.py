@@ -13,6 +13,7 @@ from tritonclient.grpc import model_config_pb2
 from llmc.errors import LlmcError
 from llmc.model_repo import MODELS
 from llmc.model_repo.emit import emit_repository
+from llmc.model_repo.lint import Client, find_mistakes
 from llmc.model_repo.options import RepositoryOptions
 from llmc.model_repo.pbtxt import read_config
 from llmc.recipes.loader import load_recipe
@@ -203,6 +204,7 @@ def test_every_parameter_of_the_backend_has_a_field(tmp_path: Path) -> None:
     """The field has the parameter's name; values of each kind are spelled as the backend reads."""
     write_root(tmp_path, 2)
     serve = """
+    launch_mode: orchestrator
     tensorrt_llm:
       batching_strategy: V1
       sink_token_length: 4
@@ -238,6 +240,29 @@ def test_every_parameter_of_the_backend_has_a_field(tmp_path: Path) -> None:
     elsewhere |= {"executor_worker_path", "tokenizer_dir", "encoder_model_path"}
     shared = set(RepositoryOptions.__dataclass_fields__)
     assert template <= fields | elsewhere | shared
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "decoupled": ("true", "false"),
+    "launch_mode": ("leader", "orchestrator"),
+    "priority_levels": ("0", "3"),
+    "warmup_prompt_tokens": ("null", "16"),
+    "engine_dir": ("null", "/models/engine"),
+    "enable_kv_cache_reuse": ("true", "false"),
+}
+
+
+@pytest.mark.parametrize("run", range(8))
+def test_lint_finds_nothing_whatever_is_chosen(run: int, tmp_path: Path) -> None:
+    """Emitting lints; here once more, as its clients ask. Eight runs have every pair of choices."""
+    a, b, c = (run >> bit & 1 for bit in range(3))
+    picked = dict(zip(CHOICES, (a, b, c, a ^ b, a ^ c, b ^ c), strict=True))
+    values = {name: CHOICES[name][which] for name, which in picked.items()}
+    write_root(tmp_path, tp=1 + (a ^ b ^ c))
+    serve = ", ".join(f"{name}: {value}" for name, value in values.items())
+    client: Client = "stream" if values["decoupled"] == "true" else "generate"
+    repository = emit(tmp_path, f"{{{serve}}}")
+    assert find_mistakes(repository, elsewhere=True, client=client) == []
 
 
 def test_queues_have_priorities_and_timeouts(tmp_path: Path) -> None:
@@ -336,6 +361,11 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "{tensorrt_llm: {gpu_device_ids: [[0]]}}",
         lambda root: None,
         "gpu_device_ids: 0, but the engine has 2 ranks",
+    ),
+    "instances in leader mode": (
+        "{tensorrt_llm: {gpu_device_ids: [[0, 1], [2, 3]]}}",
+        lambda root: None,
+        "launch_mode: leader, but gpu_device_ids has GPUs for 2 instances of 2 ranks each",
     ),
     "beams": (
         "{tensorrt_llm: {max_beam_width: 4}}",

@@ -4,6 +4,7 @@ What is swapped is the model in the middle; preprocessing, postprocessing, the e
 tensorrt_llm_bls are the very files that TensorRT-LLM's backend is served with.
 """
 
+import itertools
 import json
 import shutil
 import urllib.request
@@ -43,7 +44,13 @@ def output(served_output: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """The engine of `served_output`, in a repository with NVIDIA's tensors alone."""
     root = tmp_path_factory.mktemp("swapped") / "out"
     shutil.copytree(served_output / "engine", root / "engine")
-    emit(root, **SERVE)
+    repository = emit(root, **SERVE)
+    # The same once more, under another name, with TensorRT-LLM's way of streaming text.
+    other = shutil.copytree(repository / "tensorrt_llm_bls", repository / "accumulating")
+    file = other / "config.pbtxt"
+    text = file.read_text().replace('name: "tensorrt_llm_bls"', 'name: "accumulating"')
+    key = text.index('key: "accumulate_tokens"')
+    file.write_text(text[:key] + text[key:].replace('"false"', '"true"', 1))
     return root
 
 
@@ -122,6 +129,13 @@ def test_bls_streams_exact_text(swapped: Served) -> None:
     assert text_of(pieces) == whole.text
     assert len(pieces) in (40, 41), "one more where the end is no whole character"
     assert sum(bool(piece.text) for piece in pieces) > 10, "it comes as it is made"
+
+
+def test_bls_may_send_all_text_so_far(swapped: Served) -> None:
+    (whole,) = ask(swapped, "tensorrt_llm_bls", stream=False, **SAMPLING)
+    pieces = [piece.text for piece in ask(swapped, "accumulating", **SAMPLING)]
+    assert pieces[-1] == whole.text and len(pieces) >= 40
+    assert all(later.startswith(text) for text, later in itertools.pairwise(pieces))
 
 
 def test_the_models_own_end_still_ends_it(swapped: Served, session: Session) -> None:
