@@ -11,8 +11,16 @@ log = logging.getLogger(__name__)
 
 NUM_TAIL_LINES = 20
 NUM_ERRORS = 10
-_ERROR = re.compile(r"^(E\d{4} \S+ \d+ \S+\] |error: )")
-"""How Triton begins a line that says what went wrong: level, date, time, thread and place."""
+_ERROR = re.compile(r"^(E\d{4} \S+ \d+ \S+\] |error: |(?=terminate called ))")
+"""How Triton begins a line that says what went wrong: level, date, time, thread and place.
+
+A server that aborts says only what C++ says of the exception.
+"""
+_LOCK = "boost::interprocess::lock_exception"
+_STARVED = (
+    "its Python backend does that now and then when its processes get no core for long"
+    " (triton-inference-server/server, issue 8882): run less beside it; --restart starts it again"
+)
 
 
 class ServerLog:
@@ -34,6 +42,7 @@ class ServerLog:
     def explain(self) -> str:
         """Return the server's error messages, each once; without any, the end of its log."""
         lines = list(self._errors) or list(self._tail)
+        lines += [_STARVED] if any(_LOCK in line for line in self._errors) else []
         where = f"the whole log is in {self._file}" if self._file else "--log-file keeps the log"
         return "\n".join([*lines, where])
 

@@ -21,6 +21,7 @@ from llmc.errors import ServeError
 from llmc.model_repo.client import GeneratePiece, GenerateRequest, generate
 from llmc.model_repo.model_processes import is_alive
 from tests.cli.test_serve import FREE_PORTS, processes_with, start
+from tests.model_repo.leftovers import Owned
 from tests.model_repo.served import build_engine, emit, needs_triton
 from tests.runtime.test_comm import mpirun, second_mpirun
 
@@ -30,8 +31,8 @@ RANK_TIMEOUT_S = 3.0
 LATEST_SECONDS = RANK_TIMEOUT_S + 40
 """When a client must know: the timeout, and patience with a machine that does other things."""
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
-SHARED_MEMORY: dict[int, set[str]] = {}
-"""`llmc serve`, by pid → shared memory that its processes had mapped when it was ready."""
+OWNED: dict[int, Owned] = {}
+"""`llmc serve`, by pid → what its processes had whenever it was ready."""
 ONE_AT_A_TIME: dict[str, Any] = {
     "max_tokens_in_paged_kv_cache": 480,
     "batch_scheduler_policy": "guaranteed_no_evict",
@@ -64,7 +65,7 @@ def serving(output: Path, tmp_path: Path, *flags: str) -> "Iterator[subprocess.P
     assert wait_until(lambda: processes_with(str(tmp_path)) == []), processes_with(str(tmp_path))
     left = set(os.listdir("/dev/shm"))
     assert not [name for name in left if name.startswith(f"llmc_{process.pid}_")]
-    assert not left & SHARED_MEMORY.pop(process.pid, set())
+    OWNED.pop(process.pid, Owned()).require_nothing_left()
 
 
 def wait_until(condition: "object", seconds: float = 20.0) -> bool:
@@ -82,20 +83,10 @@ def address(process: "subprocess.Popen[str]") -> str:
     line = process.stdout.readline()
     match = re.match(r"ready: http://\S+ grpc (\S+) ", line)
     assert match is not None, (line, process.communicate(timeout=150))
-    mapped = mapped_by(process.pid)
-    SHARED_MEMORY.setdefault(process.pid, set()).update(mapped)
-    assert any(not name.startswith("llmc_") for name in mapped), "MPI's own"
+    owned = OWNED.setdefault(process.pid, Owned())
+    owned.look(process.pid)
+    assert any(not name.startswith("llmc_") for name in owned.memory), "MPI's own"
     return match[1]
-
-
-def mapped_by(pid: int) -> set[str]:
-    """Return the names in /dev/shm that a process's descendants have mapped."""
-    mapped = set()
-    for child in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(OSError):
-            maps = Path(f"/proc/{child.pid}/maps").read_text()
-            mapped |= set(re.findall(r"/dev/shm/(\S+)$", maps, re.MULTILINE))
-    return mapped
 
 
 def find_rank(process: "subprocess.Popen[str]", rank: int) -> psutil.Process:
@@ -298,22 +289,19 @@ def test_started_by_hand_it_ends_when_it_is_told_to(
     assert http is not None and grpc is not None
     with (tmp_path / "by-hand").open("w") as file:
         server = subprocess.Popen(shlex.split(line), stdout=file, stderr=file)
-    family: list[psutil.Process] = []
-    mapped: set[str] = set()
+    owned = Owned()
     try:
         assert wait_until(lambda: answers(f"http://127.0.0.1:{http[1]}/v2/health/ready"), 150)
-        family = psutil.Process(server.pid).children(recursive=True)
-        mapped = mapped_by(server.pid)
+        owned.look(server.pid)
         Client(f"127.0.0.1:{grpc[1]}", LONG).wait_for_tokens()
         server.terminate()
         server.wait(60)
-        assert wait_until(lambda: not any(map(is_alive, family))), family
+        assert wait_until(lambda: not any(map(is_alive, owned.processes))), owned.left()
     finally:
-        for process_left in filter(is_alive, family):
+        for process_left in filter(is_alive, owned.processes):
             process_left.kill()
-        server.kill()
         # Without a guard it stays.
-        for name in mapped:
+        for name in owned.memory:
             Path("/dev/shm", name).unlink(missing_ok=True)
 
 

@@ -25,6 +25,7 @@ from llmc.model_repo.tritonserver import find_tritonserver
 from llmc.recipes.schema import Recipe
 from llmc.recipes.serve import ServeRecipe
 from tests.builders.tiny_hf import write_model
+from tests.model_repo.leftovers import Owned
 from tests.runtime.tiny_tokenizers import byte_level, save
 
 MAX_SEQ_LEN = 512
@@ -130,7 +131,10 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def serve(output: Path, cache: Path) -> Iterator[Served]:
-    """Serve `output`/model_repo until the block ends, in leader mode as a job of its ranks."""
+    """Serve `output`/model_repo until the block ends, in leader mode as a job of its ranks.
+
+    Nothing of it is left then.
+    """
     leader = choose_leader(find_ranked_models(output / "model_repo"))
     http_port, grpc_port, metrics_port = free_ports(3)
     config = ServerConfig(
@@ -143,7 +147,10 @@ def serve(output: Path, cache: Path) -> Iterator[Served]:
         drain_seconds=10,
         ranks=None if leader is None else leader_ranks(leader, find_launcher(), None),
     )
+    owned = Owned()
     with ServerProcess(find_tritonserver(None, cache=cache), config) as process:
         assert process.wait_until_ready(threading.Event())
+        owned.look(process.pid)
         yield Served(output=output, process=process)
         assert process.returncode is None, process.explain()
+    owned.require_nothing_left()

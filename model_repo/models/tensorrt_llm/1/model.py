@@ -241,6 +241,7 @@ class TritonPythonModel:
             (gauge, families[gauge.family].Metric(labels={gauge.label: gauge.value, **labels}))
             for gauge in triton_metrics.GAUGES
         ]
+        self._published: list[float | None] = [None] * len(self._gauges)
         histograms = (triton_metrics.INPUT_TOKENS, triton_metrics.OUTPUT_TOKENS)
         self._families = list(families.values())
         metrics = []
@@ -259,9 +260,17 @@ class TritonPythonModel:
         self._input_tokens, self._output_tokens = metrics
 
     def _publish(self) -> None:
+        """Set what has changed since the last time.
+
+        Each set goes through shared memory, whose locks a server without a core to itself can find
+        freed: it aborts then (triton-inference-server/server, issue 8882).
+        """
         stats = self._session.executor.stats()
-        for gauge, metric in self._gauges:
-            metric.set(gauge.read(stats))
+        values = [gauge.read(stats) for gauge, _ in self._gauges]
+        for (_, metric), value, before in zip(self._gauges, values, self._published, strict=True):
+            if value != before:
+                metric.set(value)
+        self._published = [*values]
 
 
 def _refuse(sender: Any, message: str, *, again: bool = False) -> None:
