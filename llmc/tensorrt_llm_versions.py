@@ -3,8 +3,9 @@
 None is what no source says, shown as "unknown".
 Source: the compatibility matrix of Triton's trtllm-python-py3 containers (0.21 to 1.1);
 triton-inference-server/tensorrtllm_backend dockerfile/Dockerfile.triton.trt_llm_backend and the
-requirements of the wheel (1.2); NVIDIA/TensorRT-LLM release notes and pull requests 15907, 15918
-and 16369, which removed engines (1.3).
+requirements of the wheel (1.2); tags of the release containers as public scripts use them, those
+of 1.1.0 and 1.2.1 by few; NVIDIA/TensorRT-LLM release notes and pull requests 15907, 15918 and
+16369, which removed engines (1.3).
 """
 
 import importlib.metadata

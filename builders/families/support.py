@@ -12,7 +12,7 @@ from llmc.builders.targets import BuildLimits
 from llmc.checkpoint import CheckpointConfig, Quantization, forbidden
 from llmc.quant import FORMATS
 from llmc.quant.format import load_format
-from llmc.recipes.schema import CpuTarget, TargetRecipe, TensorRtxTarget
+from llmc.recipes.schema import CpuTarget, TargetRecipe, TensorrtTarget, TensorRtxTarget
 from llmc.recipes.tensorrt_llm import TensorrtLlmTarget
 from llmc.targets import TARGETS
 
@@ -37,6 +37,7 @@ COLUMNS: dict[str, tuple[TargetRecipe, str]] = {
         TensorRtxTarget(kind="tensorrt-rtx", compute_capabilities=(120,)),
         "bfloat16",
     ),
+    "tensorrt 90": (TensorrtTarget(kind="tensorrt", compute_capability=90), "bfloat16"),
     "tensorrt-llm 1.2, 89": (
         TensorrtLlmTarget(kind="tensorrt-llm", version="1.2", compute_capability=89),
         "bfloat16",

@@ -1,8 +1,10 @@
 """Every key of a checkpoint's config.json: type, default, and the architectures that have it.
 
 Source: NVIDIA/TensorRT-LLM 0.17 tensorrt_llm/models/modeling_utils.py (QuantConfig,
-PretrainedConfig) and models/*/config.py; the same keys through 1.2. `parse` reads a config.json the
-way the loader does, but takes an unknown key for the mistake it usually is.
+PretrainedConfig) and models/*/config.py; the same keys through 1.2. Of what came later: 1.x
+models/qwen/config.py (Qwen3), models/gemma/config.py (Gemma 3), models/llama/config.py (Granite).
+`parse` reads a config.json the way the loader does, but takes an unknown key for the mistake it
+usually is.
 """
 
 from dataclasses import dataclass
@@ -105,6 +107,12 @@ _QWEN: _Table = {
     "num_labels": ("int", 1),
 }
 _GEMMA: _Table = {**_ROPE, **_BIASES, "inter_layernorms": ("bool", False)}
+_GEMMA2: _Table = {
+    **_GEMMA,
+    "query_pre_attn_scalar": ("int", REQUIRED),
+    "final_logit_softcapping": ("float?", None),
+    "attn_logit_softcapping": ("float?", None),
+}
 _GPT: _Table = {
     **_ROPE,
     "gpt_variant": ("str", "gpt2"),
@@ -124,12 +132,22 @@ FAMILIES: dict[str, _Table] = {
     "MixtralForCausalLM": _LLAMA,
     "Qwen2ForCausalLM": _QWEN,
     "Qwen2MoeForCausalLM": _QWEN,
+    "Qwen3ForCausalLM": _QWEN,
+    "Qwen3MoeForCausalLM": _QWEN,
     "GemmaForCausalLM": _GEMMA,
-    "Gemma2ForCausalLM": {
-        **_GEMMA,
-        "query_pre_attn_scalar": ("int", REQUIRED),
-        "final_logit_softcapping": ("float?", None),
-        "attn_logit_softcapping": ("float?", None),
+    "Gemma2ForCausalLM": _GEMMA2,
+    "Gemma3ForCausalLM": {
+        **_GEMMA2,
+        "_sliding_window_pattern": ("int?", None),
+        "rope_local_base_freq": ("float?", None),
+        "sliding_window": ("int?", None),
+    },
+    "GraniteForCausalLM": {
+        **_LLAMA,
+        "embedding_multiplier": ("float", 1.0),
+        "attention_multiplier": ("float", 1.0),
+        "residual_multiplier": ("float", 1.0),
+        "output_multiplier_scale": ("float", 1.0),
     },
     "PhiForCausalLM": {
         **_ROPE,
@@ -138,8 +156,10 @@ FAMILIES: dict[str, _Table] = {
     },
     "Phi3ForCausalLM": _ROPE,
     "GPT2LMHeadModel": _GPT,
+    "GPTBigCodeForCausalLM": _GPT,
+    "GPTJForCausalLM": {"rotary_dim": ("int", 64)},
     "Starcoder2ForCausalLM": _GPT,
-    "GPTNeoXForCausalLM": {"rotary_emb_base": ("int", 10000), "rotary_pct": ("float", 1.0)},
+    "GPTNeoXForCausalLM": {"rotary_emb_base": ("float", 10000), "rotary_pct": ("float", 1.0)},
     "FalconForCausalLM": {
         "rotary_base": ("float", 10000.0),
         "bias": ("bool", True),

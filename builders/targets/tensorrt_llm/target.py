@@ -14,7 +14,6 @@ from llmc.builders.families import FAMILIES
 from llmc.builders.families.family import load_family
 from llmc.builders.hf.config import HF_CONFIG_NAME
 from llmc.builders.targets import BuildLimits
-from llmc.builders.targets.tensorrt_llm.checkpoint_fields import FAMILIES as KNOWN_FIELDS
 from llmc.builders.targets.tensorrt_llm.checkpoint_fields import parse
 from llmc.builders.targets.tensorrt_llm.checks import Question, algos_of, check_reasons
 from llmc.builders.targets.tensorrt_llm.command import build_command
@@ -57,6 +56,12 @@ def unsupported(
     capability, memory_gib = capability_of(options), _memory_gib(options)
     if memory_gib is not None:
         reasons += memory_reasons(config, limits, memory_gib)
+    elif options.gpu is not None:
+        log.info(
+            "target.gpu: no source says the memory of %s, the model is not held against it;"
+            " target.gpu_memory_gib would be",
+            options.gpu,
+        )
     if is_pytorch(options):
         return reasons + pytorch_reasons(config, options, capability)
     if options.build == "here":
@@ -147,8 +152,6 @@ def _version_reasons(config: CheckpointConfig, options: TensorrtLlmTarget) -> li
             return [
                 f"target.version: {version.line} does not have {architecture}; it came with {since}"
             ]
-    if architecture not in KNOWN_FIELDS:
-        return []
     return list(parse(config.to_json(), version.line).problems)
 
 

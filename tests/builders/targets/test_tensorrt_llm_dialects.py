@@ -6,6 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
+from llmc.builders.families import FAMILIES
+from llmc.builders.families.family import load_family
+from llmc.builders.families.support import example
 from llmc.builders.targets.tensorrt_llm.build_options import BUILD_OPTIONS, PLUGIN_OPTIONS
 from llmc.builders.targets.tensorrt_llm.checkpoint_fields import parse
 from llmc.builders.targets.tensorrt_llm.quantizations import (
@@ -51,6 +54,15 @@ def test_ours_has_no_unknown_or_missing_field(path: Path) -> None:
     if "producer" in golden(path):
         ours["producer"] = {}  # whose further keys are read and written back
     assert parse(ours, "1.2").problems == ()
+
+
+@pytest.mark.parametrize(
+    "architecture", [name for name in FAMILIES if load_family(name).tensorrt_llm is not None]
+)
+def test_every_family_of_a_version_has_its_keys(architecture: str) -> None:
+    arch = load_family(architecture).arch(example(architecture))
+    config = CheckpointConfig(arch=arch, dtype="bfloat16")
+    assert parse(config.to_json(), "1.2").problems == ()
 
 
 def test_mistakes_are_named() -> None:
