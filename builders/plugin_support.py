@@ -3,6 +3,7 @@
 Asked of the lowerings themselves, with a call of the op from a small model of some family.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -10,7 +11,7 @@ from llmc.builders.families import FAMILIES
 from llmc.builders.families.family import load_family
 from llmc.builders.families.support import example
 from llmc.builders.network import build_network
-from llmc.builders.targets import tensorrt_capabilities as rtx
+from llmc.builders.targets import tensorrt_capabilities as known
 from llmc.builders.targets.cpu import QUANTIZED_KV_DTYPES
 from llmc.builders.targets.tensorrt_llm.quantizations import KV_CACHE, WEIGHTS, Support
 from llmc.checkpoint import CheckpointConfig
@@ -47,7 +48,8 @@ def plugin_support() -> list[OpSupport]:
         for op in PLUGINS
         for one in (
             _on_cpu(op, calls.get(op, {})),
-            _on_tensorrt_rtx(op, calls.get(op, {})),
+            _on_tensorrt(op, calls.get(op, {}), "tensorrt-rtx", known.rtx_gpus_with),
+            _on_tensorrt(op, calls.get(op, {}), "tensorrt", known.gpus_with),
             _on_tensorrt_llm(op),
         )
     ]
@@ -81,20 +83,19 @@ def _on_cpu(op: str, quantized: dict[str, OpCall]) -> OpSupport:
     return OpSupport(op=op, target="cpu", lowered=_has(op, "cpu"), quantizations=algos, options={})
 
 
-def _on_tensorrt_rtx(op: str, quantized: dict[str, OpCall]) -> OpSupport:
+def _on_tensorrt(
+    op: str, quantized: dict[str, OpCall], target: str, gpus: Callable[[str], list[int]]
+) -> OpSupport:
+    """`gpus` returns the compute capabilities that have a quant_algo."""
     algos = {}
     if _has(op, "tensorrt"):
         unsupported = graph.part(op, "tensorrt").unsupported
         for algo, call in quantized.items():
-            classes = [] if unsupported(call, _MAX_SEQ_LEN) else rtx.classes_with(algo)
-            if classes:
-                algos[algo] = ", ".join(str(name) for group in classes for name in group)
+            found = [] if unsupported(call, _MAX_SEQ_LEN) else gpus(algo)
+            if found:
+                algos[algo] = ", ".join(map(str, found))
     return OpSupport(
-        op=op,
-        target="tensorrt-rtx",
-        lowered=_has(op, "tensorrt"),
-        quantizations=algos,
-        options={},
+        op=op, target=target, lowered=_has(op, "tensorrt"), quantizations=algos, options={}
     )
 
 

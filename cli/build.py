@@ -272,7 +272,7 @@ def run(
     """
     from llmc.builders import pipeline
     from llmc.cli.render import ConsoleProgress
-    from llmc.gate.stand_in import checkpoint_behind
+    from llmc.gate.stand_in import is_hugging_face
     from llmc.gate.step import failed_kept_aside, gate_build
     from llmc.log import NullProgress, Progress
     from llmc.runtime.engine import NotRunnableHereError
@@ -312,7 +312,7 @@ def run(
                 results.append(gated.stage)
                 gate = gated.gate
                 _log_measured(gate)
-        if until is Until.repo and checkpoint_behind(engine.directory) is not None:
+        if until is Until.repo and is_hugging_face(engine.directory):
             log.info(
                 "trtllm-serve %s --tp_size %d --pp_size %d --max_batch_size %d --max_num_tokens %d",
                 *(engine.directory, recipe.mapping.tp, recipe.mapping.pp),

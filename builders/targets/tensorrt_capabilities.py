@@ -113,7 +113,12 @@ def class_of(capability: int) -> int:
     return next(group[0] for group in CLASSES if capability in group)
 
 
-def classes_with(name: str) -> list[tuple[int, ...]]:
-    """Return the classes whose plans have dtype or quant_algo `name` and do not undo it."""
+def rtx_gpus_with(name: str) -> list[int]:
+    """Return the capabilities whose plans have dtype or quant_algo `name` and do not undo it."""
     tables = (REFUSED.get(name, {}), EMULATED.get(name, {}))
-    return [group for group in CLASSES if not any(group[0] in table for table in tables)]
+    return [gpu for group in CLASSES for gpu in group if not any(group[0] in one for one in tables)]
+
+
+def gpus_with(name: str) -> list[int]:
+    """Return the capabilities for which TensorRT itself has dtype or quant_algo `name`."""
+    return [gpu for gpu in GPUS if gpu not in REFUSED_BY_TENSORRT.get(name, {})]

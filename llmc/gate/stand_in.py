@@ -1,9 +1,9 @@
-"""What is measured in place of a Hugging Face checkpoint that another machine serves.
+"""What is measured in place of what TensorRT-LLM serves: an engine, or a Hugging Face checkpoint.
 
-It was written from a TensorRT-LLM checkpoint, whose numbers it has, and which lies beside it: the
-CPU target runs that one. What the two runtimes do differently is not seen: how each accumulates and
-rounds, and, of W4A16_AWQ, that scales of inputs were rounded once more with the norm they went
-into.
+It was made from a TensorRT-LLM checkpoint, whose numbers it has, and which lies beside it: the CPU
+target runs that one. What the two runtimes do differently is not seen: how each accumulates and
+rounds, and, of W4A16_AWQ in a Hugging Face checkpoint, that scales of inputs were rounded once more
+with the norm they went into.
 """
 
 from collections.abc import Iterator
@@ -22,26 +22,31 @@ from llmc.runtime.engine import NotRunnableHereError, read_engine_config
 
 
 def checkpoint_behind(engine_dir: Path) -> Path | None:
-    """Return the checkpoint a Hugging Face directory was written from, None of an engine.
+    """Return the checkpoint that TensorRT-LLM's directory was made from, None of llmc's engines.
 
     Raises: CheckpointError unless it lies beside it and is still that one.
     """
-    if "pretrained_config" in read_engine_config(engine_dir):
+    if "llmc" in read_engine_config(engine_dir):
         return None
     checkpoint = engine_dir.parent / "checkpoint"
     wanted = artifacts.read_manifest(engine_dir).inputs.get("checkpoint")
     if not (checkpoint / artifacts.MANIFEST_NAME).is_file():
         raise CheckpointError(
-            f"{engine_dir}: written from a checkpoint that is not at {checkpoint}",
+            f"{engine_dir}: made from a checkpoint that is not at {checkpoint}",
             hint="build it again, or copy the checkpoint there: it is measured in its place",
         )
     found = artifacts.read_manifest(checkpoint).content_digest
     if found != wanted:
         raise CheckpointError(
-            f"{engine_dir}: written from another checkpoint than {checkpoint}",
+            f"{engine_dir}: made from another checkpoint than {checkpoint}",
             hint="build it again",
         )
     return checkpoint
+
+
+def is_hugging_face(engine_dir: Path) -> bool:
+    """Say whether the directory is a Hugging Face checkpoint, of which there is no repository."""
+    return "pretrained_config" not in read_engine_config(engine_dir)
 
 
 @contextmanager

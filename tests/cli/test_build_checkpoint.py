@@ -62,4 +62,4 @@ def test_checkpoint_is_measured_inspected_and_refused_by_llmcs_own_runtime(
     done = run("build", model, "-o", output, *FLAGS, "--until", "checkpoint")
     assert done.code == 0, done.stderr
     done = run("verify", output)
-    assert done.code == 3 and "written from another checkpoint" in done.stderr
+    assert done.code == 3 and "made from another checkpoint" in done.stderr

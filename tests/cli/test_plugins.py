@@ -22,6 +22,7 @@ def test_every_op_on_every_target(
     linear = found["linear", "cpu"]
     assert linear["quantizations"].keys() == FORMATS.keys()
     assert found["linear", "tensorrt-rtx"]["quantizations"]["FP8"] == "89, 120, 121"
+    assert found["linear", "tensorrt"]["quantizations"]["NVFP4"] == "100, 103, 110, 120, 121"
     assert found["linear", "tensorrt-llm"]["quantizations"]["FP8"] == "from 89"
     assert found["attention", "cpu"]["quantizations"].keys() == {"INT8", "FP8"}
     swiglu = found["gated_activation", "tensorrt-llm"]["options"]["gemm_swiglu_plugin"]

@@ -31,7 +31,7 @@ def test_compute_capability_is_the_targets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "capabilities", "message"),
     [
-        ("tensorrt-llm", (89, 90), "--compute-capability 89 90: an engine of TensorRT-LLM is for"),
+        ("tensorrt-llm", (89, 90), "--compute-capability 89 90: an engine of tensorrt-llm is for"),
         ("cpu", (89,), "--compute-capability 89: the target cpu is for no GPU"),
         ("tensorrt-rtx", (90,), "--compute-capability.*expected 75, 80"),
         ("tensorrt-llm", (0,), "--compute-capability 0: target.compute_capability: 0, expected"),

@@ -12,6 +12,7 @@ how it reads each quantization, `pytorch_layout` which Hugging Face tensors ther
 from llmc.builders.targets.tensorrt_llm.local_build import toolchain
 from llmc.builders.targets.tensorrt_llm.target import (
     build,
+    check_host,
     hand_over,
     hands_over,
     splits_checkpoint,
@@ -23,6 +24,7 @@ READS_KERNEL_CHOICES = True
 __all__ = [
     "READS_KERNEL_CHOICES",
     "build",
+    "check_host",
     "hand_over",
     "hands_over",
     "splits_checkpoint",

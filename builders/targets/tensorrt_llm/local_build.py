@@ -89,6 +89,16 @@ def obstacles(options: TensorrtLlmTarget) -> list[str]:
     return reasons
 
 
+def require_here(options: TensorrtLlmTarget) -> None:
+    """Raise ToolchainError with every reason of `obstacles`."""
+    missing = obstacles(options)
+    if missing:
+        raise ToolchainError(
+            f"the engine cannot be built here: {'; '.join(missing)}",
+            hint="leave target.build at auto: the job that builds it elsewhere is written instead",
+        )
+
+
 def toolchain() -> dict[str, str]:
     """Return what an engine that is built here depends on beside its checkpoint and recipe."""
     host = find_host()
@@ -110,12 +120,7 @@ def build_engines(
 
     Raises: ToolchainError with all that is missing here, BuildError for what TensorRT-LLM says.
     """
-    missing = obstacles(options)
-    if missing:
-        raise ToolchainError(
-            f"{output_dir.name}: cannot be built here: {'; '.join(missing)}",
-            hint="leave target.build at auto: the job that builds it elsewhere is written instead",
-        )
+    require_here(options)
     jobs = rank_jobs(
         checkpoint.config.num_rank_files,
         limits,

@@ -23,6 +23,7 @@ from llmc.builders.targets.tensorrt_llm.local_build import (
     build_engines,
     capability_of,
     obstacles,
+    require_here,
 )
 from llmc.builders.targets.tensorrt_llm.memory import memory_reasons
 from llmc.builders.targets.tensorrt_llm.pytorch_dialect import is_pytorch, pytorch_reasons
@@ -64,8 +65,6 @@ def unsupported(
         )
     if is_pytorch(options):
         return reasons + pytorch_reasons(config, options, capability)
-    if options.build == "here":
-        reasons += [f"target.build: here, and {why}" for why in obstacles(options)]
     reasons += _version_reasons(config, options)
     algos, kv_algo = algos_of(config), config.quantization.kv_cache_quant_algo
     reasons += quantization_reasons(algos, kv_algo, options.version, capability)
@@ -74,6 +73,12 @@ def unsupported(
         Question(config=config, limits=limits, target=options, capability=capability)
     )
     return list(dict.fromkeys(reasons))
+
+
+def check_host(options: TensorrtLlmTarget) -> None:
+    """Raise ToolchainError where an engine is to be built here and cannot be."""
+    if options.build == "here" and not is_pytorch(options):
+        require_here(options)
 
 
 def hands_over(options: TensorrtLlmTarget) -> bool:

@@ -26,6 +26,5 @@ def load(
 def _refuse(engine_dir: Path) -> NoReturn:
     raise NotRunnableHereError(
         f"{engine_dir}: an engine of TensorRT-LLM, which its own backend runs and llmc's does not",
-        hint="serve it from a repository whose backend is tensorrtllm, in TensorRT-LLM's container;"
-        " quality is measured on an engine for target cpu of the same checkpoint",
+        hint="serve it from a repository whose backend is tensorrtllm, in TensorRT-LLM's container",
     )

@@ -22,12 +22,15 @@ from llmc.builders.targets.tensorrt_llm.command import build_command
 from llmc.builders.targets.tensorrt_llm.local_build import Host, build_engines, find_host, obstacles
 from llmc.checkpoint import Checkpoint
 from llmc.errors import ToolchainError
+from llmc.gate.record import require_passed
 from llmc.log import NullProgress
+from llmc.model_repo.pbtxt import read_config
 from llmc.nvidia import HostGpu, find_gpus
 from llmc.recipes.plugins import PluginRecipe
 from llmc.recipes.tensorrt_llm import TensorrtLlmTarget
 from tests.builders.tiny_hf import write_model
 from tests.cli.run import llmc
+from tests.gate.built import write_text
 from tests.plugins.tiny_llama import TinyLlama
 from tests.runtime.cpu_engines import write_checkpoint
 
@@ -160,7 +163,9 @@ def build(
         *("build.max_batch_size=4", "build.max_num_tokens=64", "build.plugins.gemm_plugin=auto"),
         *("target.workers=2", "dtype=float16"),
     )
-    flags = [word for setting in settings for word in ("--set", setting)]
+    monkeypatch.setenv("LLMC_CACHE", str(tmp_path / "cache"))
+    texts = f'gate.texts=["{write_text(tmp_path / "prose.txt")}"]'
+    flags = [word for setting in (*settings, texts) for word in ("--set", setting)]
     return partial(
         llmc,
         *("build", model, "-o", tmp_path / "out", "--target", "tensorrt-llm", "--tp", 2),
@@ -176,8 +181,14 @@ def test_every_rank_is_built_by_a_process(build: Any, tmp_path: Path) -> None:
     assert done.code == 0, done.stderr
     # What the library prints is not among llmc's results.
     stages = [stage["stage"] for stage in json.loads(done.stdout)["stages"]]
-    assert stages == ["checkpoint", "engine"] and not (output / "gpu_build").exists()
-    assert "not gated" in done.stderr and "an engine of TensorRT-LLM" in done.stderr
+    assert stages == ["checkpoint", "engine", "gate", "model_repo"]
+    assert not (output / "gpu_build").exists()
+    # Its numbers are the checkpoint's, which an engine for the CPU is made of.
+    assert "measured on the CPU, from the same checkpoint" in done.stderr
+    assert require_passed(output / "engine").measurement.texts[0].divergence is not None
+    config = read_config(output / "model_repo" / "tensorrt_llm" / "config.pbtxt")
+    assert config.backend == "tensorrtllm"
+    assert config.parameters["gpt_model_path"].string_value == str(output / "engine")
     told = [
         json.loads((output / "engine" / f"rank{rank}.engine").read_text(encoding="utf-8"))
         for rank in range(2)
@@ -230,7 +241,7 @@ def test_another_gpu_makes_a_job(build: Any, host: Any, tmp_path: Path) -> None:
     assert "NVIDIA H100 has compute capability 90, the engine is for 89" in done.stderr
     assert (tmp_path / "out" / "gpu_build" / "build.sh").is_file()
     done = build("--compute-capability", 89, "--set", "target.build=here")
-    assert done.code == 4 and "target.build: here, and NVIDIA H100 has" in done.stderr
+    assert done.code == 5 and "cannot be built here: NVIDIA H100 has" in done.stderr
     done = build("--set", "target.build=job")
     assert done.code == 0 and not (tmp_path / "out" / "engine").exists()
 

@@ -131,8 +131,15 @@ def build_and_save(
     output = Path(output_dir)
     (output / f"rank{rank}.engine").write_text(json.dumps(told), encoding="utf-8")
     if rank == 0:
-        parts = {"version": __version__, "pretrained_config": model_config.data}
-        config = {**parts, "build_config": {"use_strip_plan": kwargs["strip_plan"]}}
+        config = {
+            "version": __version__,
+            "pretrained_config": model_config.data,
+            "build_config": {
+                **build_config.settings,
+                "use_strip_plan": kwargs["strip_plan"],
+                "plugin_config": build_config.plugin_config.words,
+            },
+        }
         (output / "config.json").write_text(json.dumps(config), encoding="utf-8")
         Path(build_config.settings["output_timing_cache"]).write_bytes(b"timings")
     return True
