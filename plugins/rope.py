@@ -125,6 +125,23 @@ def rope_tables(
     )
 
 
+def tables_by_length(*, num_positions: int, **settings: Any) -> tuple[Float32Array, Float32Array]:
+    """Return tables for sequences of any length up to num_positions, arguments as of rope_tables.
+
+    Positions below the original length come first, of sequences that stay below it. Where all
+    longer ones share theirs, those of every position follow; where none do, nothing does.
+    """
+    changes = length_dependence(settings["rotary_scaling"], settings["max_position_embeddings"])
+    if changes is None or num_positions <= changes.original:
+        return rope_tables(**settings, num_positions=num_positions)
+    original = changes.original
+    parts = [rope_tables(**settings, num_positions=original)]
+    if not changes.each:
+        parts.append(rope_tables(**settings, num_positions=num_positions, rope_length=original + 1))
+    cos, sin = (np.concatenate(tables) for tables in zip(*parts, strict=True))
+    return cos, sin
+
+
 def rope_unsupported(*, rotary_dim: int, rotary_scaling: dict[str, Any] | None) -> list[str]:
     """Return every reason why there are no such rotary positions."""
     kind = rope_type(rotary_scaling)

@@ -48,7 +48,8 @@ class Lowering(Protocol):
     def set_value(self, name: str, tensor: Tensor) -> None: ...
 
     def batch_input(self, name: str) -> Tensor:
-        """Return the network input of this name (builders/targets/tensorrt_network.INPUTS)."""
+        """Return the network input of this name (builders/targets/tensorrt_network.INPUTS and
+        INPUTS_IF_READ)."""
         ...
 
     def group_size(self, module: str) -> int:

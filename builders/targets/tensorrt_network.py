@@ -37,6 +37,9 @@ INPUTS: dict[str, tuple[str, ...]] = {
 tokens go; `kv_lens`, how much of the cache holds something after that; `logits_rows`, which of the
 S are wanted."""
 
+INPUTS_IF_READ: dict[str, tuple[str, ...]] = {"prompt_lens": ("B",)}
+"""Inputs of networks only that read them, int32. `prompt_lens`: tokens of each slot's prompt."""
+
 TABLES = ("transformer.vocab_embedding.weight", "lm_head.weight")
 """Weights that a plan built without weights takes as inputs instead of placeholders: the builder
 fills placeholders, and a table of the vocabulary several times over."""
@@ -171,6 +174,8 @@ class NetworkLowering:
         self._values[name] = tensor
 
     def batch_input(self, name: str) -> Tensor:
+        if name not in self._inputs:
+            self._inputs[name] = self._input(name, "int32", INPUTS_IF_READ[name])
         return self._inputs[name]
 
     def group_size(self, module: str) -> int:

@@ -59,11 +59,17 @@ class SteppedNetwork:
             for network, graph in zip(networks, self._graphs, strict=True)
         ]
 
-    def step(self, token_ids: npt.ArrayLike, starts: npt.ArrayLike) -> Float32Array:
+    def step(
+        self,
+        token_ids: npt.ArrayLike,
+        starts: npt.ArrayLike,
+        prompt_lens: npt.ArrayLike | None = None,
+    ) -> Float32Array:
         """Feed token_ids [slots, S] at positions from starts [slots] on.
 
-        Returns rank 0's logits [slots, S, vocabulary as padded]. Raises: BuildError where the
-        networks cannot be evaluated.
+        A prompt is no longer than what was fed, unless `prompt_lens` [slots] says so. Returns rank
+        0's logits [slots, S, vocabulary as padded]. Raises: BuildError where the networks cannot be
+        evaluated.
         """
         ids, first = np.asarray(token_ids), np.asarray(starts)
         assert ids.shape[0] == first.shape[0] == self._num_slots, (ids.shape, first.shape)
@@ -75,6 +81,7 @@ class SteppedNetwork:
             "write_indices": first,
             "kv_lens": first + length,
             "logits_rows": np.broadcast_to(columns, ids.shape),
+            "prompt_lens": first + length if prompt_lens is None else prompt_lens,
         }
         given = {name: torch.tensor(array, dtype=HELD["INT32"]) for name, array in arrays.items()}
         inputs = [
@@ -88,11 +95,12 @@ class SteppedNetwork:
     def read(self, token_ids: Sequence[int], *, num_context: int) -> Float32Array:
         """Return logits [tokens, vocabulary] of one text: a context in one step, then one by one.
 
-        For a network of one slot.
+        All of it is prompt. For a network of one slot.
         """
-        parts = [self.step([token_ids[:num_context]], [0])[0]]
+        whole = [len(token_ids)]
+        parts = [self.step([token_ids[:num_context]], [0], whole)[0]]
         for place in range(num_context, len(token_ids)):
-            parts.append(self.step([token_ids[place : place + 1]], [place])[0])
+            parts.append(self.step([token_ids[place : place + 1]], [place], whole)[0])
         return np.concatenate(parts)
 
 

@@ -10,7 +10,7 @@ from llmc.plugins.alibi import alibi_slopes
 from llmc.plugins.cpu_lowering import Lowering
 from llmc.plugins.cpu_program import KV_CACHE, CpuOp
 from llmc.plugins.graph import OpCall
-from llmc.plugins.rope import length_dependence, rope_tables
+from llmc.plugins.rope import length_dependence, tables_by_length
 
 MAX_HEAD_SIZE = 512
 """What a thread's scratch memory and the kernel's tiles are sized for."""
@@ -74,27 +74,13 @@ def lower(call: OpCall, lowering: Lowering) -> list[CpuOp]:
 
 
 def _rope_tensors(call: OpCall, lowering: Lowering) -> tuple[str | None, str | None]:
-    """Write cos and sin once for all layers that turn alike.
-
-    Where all long sequences turn alike, their rows follow those of the short ones.
-    """
+    """Write cos and sin once for all layers that turn alike."""
     attrs: dict[str, Any] = call.attrs
     if attrs["rope_style"] == "none":
         return None, None
     keys = ("rotary_base", "rotary_dim", "rotary_scaling", "max_position_embeddings")
     settings = {key: attrs[key] for key in keys}
-    changes = length_dependence(attrs["rotary_scaling"], attrs["max_position_embeddings"])
-    num_positions = lowering.max_seq_len
-    if changes is None or num_positions <= changes.original:
-        cos, sin = rope_tables(**settings, num_positions=num_positions)
-    else:
-        original = changes.original
-        parts = [rope_tables(**settings, num_positions=original)]
-        if not changes.each:
-            parts.append(
-                rope_tables(**settings, num_positions=num_positions, rope_length=original + 1)
-            )
-        cos, sin = (np.concatenate(tables) for tables in zip(*parts, strict=True))
+    cos, sin = tables_by_length(**settings, num_positions=lowering.max_seq_len)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     return lowering.write(f"rope.{digest}.cos", cos), lowering.write(f"rope.{digest}.sin", sin)
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from llmc.plugins.attention.tensorrt_composed import composed_attention
 from llmc.plugins.attention.tensorrt_masks import additive_mask, causal_mask
+from llmc.plugins.attention.tensorrt_rotary import rotate
 from llmc.plugins.graph import OpCall
-from llmc.plugins.rope import length_dependence, rope_tables, rope_unsupported
+from llmc.plugins.rope import rope_unsupported
 from llmc.plugins.tensorrt_lowering import Lowering, Tensor
 
 FUSED_DTYPES = ("float16", "bfloat16")
@@ -29,15 +30,7 @@ def unsupported(call: OpCall, max_seq_len: int) -> list[str]:
     attrs: dict[str, Any] = call.attrs
     if attrs["rope_style"] == "none":
         return []
-    scaling, positions = attrs["rotary_scaling"], attrs["max_position_embeddings"]
-    reasons = rope_unsupported(rotary_dim=attrs["rotary_dim"], rotary_scaling=scaling)
-    changes = None if reasons else length_dependence(scaling, positions)
-    if changes is not None and max_seq_len > changes.original:
-        reasons.append(
-            f"rotary_scaling: angles beyond {changes.original} positions change with the length of"
-            f" the sequence, and a plan has one table; build.max_seq_len at most {changes.original}"
-        )
-    return reasons
+    return rope_unsupported(rotary_dim=attrs["rotary_dim"], rotary_scaling=attrs["rotary_scaling"])
 
 
 def lower(call: OpCall, lowering: Lowering) -> None:
@@ -51,7 +44,7 @@ def lower(call: OpCall, lowering: Lowering) -> None:
         # [B, S, N * D] → [B, N, S, D]
         parts.append(layers.reshape(part, (0, 0, count, size), transpose=(0, 2, 1, 3)))
         start += count
-    q_BNSD, k_BKSD = (_rotate(lowering, part, attrs) for part in parts[:2])
+    q_BNSD, k_BKSD = (rotate(lowering, part, attrs) for part in parts[:2])
     q_BNSD = layers.scaled(q_BNSD, attrs["scale"])
     k_BKSD, v_BKSD = (_round_kv(lowering, part, call) for part in (k_BKSD, parts[2]))
     spare = 0
@@ -63,26 +56,6 @@ def lower(call: OpCall, lowering: Lowering) -> None:
     lowering.set_value(
         call.outputs[0], layers.transpose(context, (0, 2, 1, 3), (0, 0, heads * size))
     )
-
-
-def _rotate(lowering: Lowering, x_BNSD: Tensor, attrs: dict[str, Any]) -> Tensor:
-    if attrs["rope_style"] == "none":
-        return x_BNSD
-    layers, trt_network = lowering.layers, lowering.layers.network
-    keys = ("rotary_base", "rotary_dim", "rotary_scaling", "max_position_embeddings")
-    rope = {key: attrs[key] for key in keys}
-
-    def table(place: int) -> Tensor:
-        tables = rope_tables(**rope, num_positions=lowering.max_seq_len)
-        return layers.cast(layers.small(tables[place], "float32", "table"), lowering.dtype)
-
-    cos = lowering.shared(f"rope.cos.{rope}", lambda: table(0))
-    sin = lowering.shared(f"rope.sin.{rope}", lambda: table(1))
-    layer = trt_network.add_rotary_embedding(
-        x_BNSD, cos, sin, attrs["rope_style"] == "gptj", attrs["rotary_dim"]
-    )
-    layers.named(layer, "rotary").set_input(3, lowering.batch_input("positions"))
-    return layers.output(layer, "rotary")
 
 
 KV_NUMBERS = {"INT8": "int8", "FP8": "float8_e4m3fn"}

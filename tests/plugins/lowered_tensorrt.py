@@ -69,7 +69,10 @@ class LoweredOp:
         }
 
     def __call__(
-        self, inputs: Mapping[str, Float32Array], starts: npt.ArrayLike = 0
+        self,
+        inputs: Mapping[str, Float32Array],
+        starts: npt.ArrayLike = 0,
+        prompt_lens: npt.ArrayLike = 0,
     ) -> Float32Array:
         """Evaluate inputs [slots, S, columns], whose first tokens are at `starts` [slots]."""
         slots, length, _ = next(iter(inputs.values())).shape
@@ -81,9 +84,11 @@ class LoweredOp:
             "write_indices": first,
             "kv_lens": first + length,
             "logits_rows": np.zeros((slots, 1)),
+            "prompt_lens": np.broadcast_to(np.asarray(prompt_lens), (slots,)),
         }
         given = {name: torch.tensor(array, dtype=HELD["INT32"]) for name, array in batch.items()}
         given |= {name: torch.from_numpy(array) for name, array in inputs.items()} | self._caches
+        given = {name: tensor for name, tensor in given.items() if name in self.graph.inputs}
         found = evaluate(self.graph, given, "ideal")[self._output]
         result: Float32Array = found.numpy()
         return result

@@ -33,6 +33,18 @@ CASES: dict[str, dict[str, Any]] = {
     "sinks_window": {"sinks": True, "sliding_window": 7},
     "sinks_few_heads": {"sinks": True, "num_heads": 2, "num_kv_heads": 1},
     "sinks_softcap": {"sinks": True, "softcap": 0.7},
+    "dynamic": {
+        "rotary_scaling": {"rope_type": "dynamic", "factor": 4.0},
+        "max_position_embeddings": 24,
+    },
+    "longrope": {
+        "rotary_scaling": {
+            "rope_type": "longrope",
+            "short_factor": [1.0 + 0.25 * i for i in range(8)],
+            "long_factor": [1.0 + i for i in range(8)],
+            "original_max_position_embeddings": 24,
+        },
+    },
     "pairs": {"rope_style": "gptj", "rotary_dim": 8},
 }
 
@@ -88,7 +100,7 @@ class Attention:
             num_slots=num_slots,
         )
 
-    def reference(self, qkv: Float32Array, prompt_len: int) -> Float32Array:
+    def reference(self, qkv: Float32Array, prompt_len: int = 0) -> Float32Array:
         """Return the context of one sequence [S, columns] in one piece."""
         length, attrs = qkv.shape[0], self.attrs
         cache = torch.zeros(1, 2, 1, length, attrs["num_kv_heads"], attrs["head_size"])
@@ -114,23 +126,27 @@ def draw(attention: Attention, length: int, seed: int) -> npt.NDArray[np.float32
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_reference(name: str, tmp_path: Path) -> None:
-    """Two slots with a chunk of 20, one further on; then both token by token to the last place."""
+    """Two slots with a chunk of 20, one further on; then both token by token to the last place.
+
+    Prompts end after the chunk; angles that change with a length do from 25 on.
+    """
     attention = Attention.make(**CASES[name])
     lowered = attention.lowered(tmp_path)
     lengths = (MAX_SEQ_LEN - 9, MAX_SEQ_LEN)
     texts = [draw(attention, length, seed) for seed, length in enumerate(lengths)]
-    starts = np.array([0, 9])
+    starts, prompt_lens = np.array([0, 9]), np.array([20, 29])
     found: list[list[Float32Array]] = [[], []]
     # A second chunk reads what the first one wrote; the first slot writes nothing of use yet.
-    lowered({"qkv": np.stack([texts[0][:9], texts[1][:9]])}, [0, 0])
+    lowered({"qkv": np.stack([texts[0][:9], texts[1][:9]])}, [0, 0], prompt_lens)
     for count in (20, *[1] * 35):
         rows = [text[start : start + count] for text, start in zip(texts, starts, strict=True)]
-        for parts, values in zip(found, lowered({"qkv": np.stack(rows)}, starts), strict=True):
+        step = lowered({"qkv": np.stack(rows)}, starts, prompt_lens)
+        for parts, values in zip(found, step, strict=True):
             parts.append(values)
         starts = starts + count
     assert starts.tolist() == list(lengths)
-    for text, parts, first in zip(texts, found, (0, 9), strict=True):
-        wanted = attention.reference(text, len(text))[first:]
+    for text, parts, first, prompt in zip(texts, found, (0, 9), prompt_lens, strict=True):
+        wanted = attention.reference(text, prompt)[first:]
         np.testing.assert_allclose(np.concatenate(parts), wanted, rtol=0, atol=2e-6)
 
 
@@ -140,4 +156,4 @@ def test_slopes_of_other_heads_show(tmp_path: Path) -> None:
     wrong = Attention.make(**CASES["alibi"] | {"alibi": ALIBI | {"first_head": 0}})
     text = draw(right, 40, 0)
     found = wrong.lowered(tmp_path, num_slots=1)({"qkv": text[None]})[0]
-    assert np.abs(found - right.reference(text, 40)).max() > 0.1
+    assert np.abs(found - right.reference(text)).max() > 0.1

@@ -161,6 +161,8 @@ class StandInContext:
         assert bool((starts >= 0).all()) and bool((starts + tokens <= max_seq_len).all()), starts
         assert torch.equal(lengths, starts + tokens), (starts, lengths)
         assert torch.equal(inputs["positions"], starts[:, None] + torch.arange(tokens))
+        prompts = inputs.get("prompt_lens", lengths)
+        assert bool((prompts >= 1).all()) and bool((prompts <= max_seq_len).all()), prompts
         wanted = inputs["logits_rows"]
         assert bool((wanted >= 0).all()) and bool((wanted < tokens).all()), wanted
 

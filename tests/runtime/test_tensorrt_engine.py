@@ -132,9 +132,21 @@ def test_the_cpu_engine_answers_the_same(built: Built, alone: list[tuple[int, ..
     assert answers(engine, REQUESTS) == alone
 
 
-def test_alibi_answers_as_on_the_cpu(tmp_path: Path) -> None:
-    """A mask of its own for every slot, whose queries are at places of their own."""
-    built = Built(tmp_path, position_embedding_type="alibi", rotary_embedding_dim=0)
+ALIBI: dict[str, Any] = {"position_embedding_type": "alibi", "rotary_embedding_dim": 0}
+LONGROPE: dict[str, Any] = {
+    "rotary_scaling": {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 8,
+        "long_factor": [1.0 + index for index in range(8)],
+        "original_max_position_embeddings": 30,
+    }
+}
+
+
+@pytest.mark.parametrize("changes", [ALIBI, LONGROPE], ids=["alibi", "longrope"])
+def test_slots_answer_as_on_the_cpu(changes: dict[str, Any], tmp_path: Path) -> None:
+    """What depends on each slot's own places: a mask, and angles beyond 30 tokens."""
+    built = Built(tmp_path, **changes)
     engine = cpu.load(built.cpu, kv=KvCacheConfig(max_tokens=2048), threads=1)
     assert answers(built.slot_engine()[0], REQUESTS[:8]) == answers(engine, REQUESTS[:8])
 

@@ -25,7 +25,10 @@ from llmc.runtime.engines.tensorrt_slots import SlotCaches
 
 Float32Array = npt.NDArray[np.float32]
 
-STEP_INPUTS = ("token_ids", "positions", "write_indices", "kv_lens", "logits_rows")
+STEP_INPUTS = (
+    *("token_ids", "positions", "write_indices", "kv_lens", "logits_rows"),
+    "prompt_lens",
+)
 LOGITS = "logits"
 _FLOAT32_BYTES = 4
 
@@ -67,6 +70,7 @@ class SlotEngine:
         sizes = {
             name: max(int(np.prod(plan.max_shape(name, phase))) for phase in self._contexts)
             for name in STEP_INPUTS
+            if name in self._tensors
         }
         self._addresses = {
             name: device.allocate(size * np.dtype(np.int32).itemsize)
@@ -142,6 +146,7 @@ class SlotEngine:
             "write_indices": [batch.positions[start] for start, _ in spans],
             "kv_lens": [batch.context_lens[s] for s in part.sequences],
             "logits_rows": padded,
+            "prompt_lens": [batch.prompt_lens[s] for s in part.sequences],
         }
         for name in STEP_INPUTS:
             if name in self._tensors:
