@@ -22,14 +22,17 @@ from llmc.builders import pipeline
 from llmc.builders.hf.reader import HfWeights
 from llmc.builders.joining import WholeTensors
 from llmc.builders.targets.tensorrt_llm.pytorch_formats import HF_FORMATS
-from llmc.checkpoint import Checkpoint, layer_linears
+from llmc.builders.targets.tensorrt_llm.pytorch_layout import layout_reasons
+from llmc.checkpoint import Checkpoint, Quantization, layer_linears
 from llmc.errors import UnsupportedError
 from llmc.log import NullProgress
+from llmc.mapping import Mapping
 from llmc.quant.format import Choice, QuantizedLinear, decode, load_format
 from llmc.recipes.loader import Override, load_recipe, parse_set
 from llmc.stages import StageResult
 from tests.builders.families.tiny_families import CASES, write_case
 from tests.builders.hf.prequantized.test_engines import TOKENS, logits
+from tests.builders.targets.test_tensorrt_llm_pytorch import checkpoint_of, export
 from tests.builders.tiny_hf import write_model
 
 Array = npt.NDArray[Any]
@@ -412,3 +415,45 @@ def test_what_a_family_lacks_is_one_line(
     with pytest.raises(UnsupportedError) as caught:
         build(model, tmp_path / "out", *asked, "dtype=bfloat16")
     assert any(reason in line for line in caught.value.reasons), caught.value.reasons
+
+
+def test_formats_by_module_are_named_by_module(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", **WIDE)
+    layers = [f"transformer.layers.{layer}" for layer in range(2)]
+    algos = {f"{layer}.attention.dense": "W8A16" for layer in layers}
+    algos |= {f"{layers[0]}.mlp.{half}": "W4A16" for half in ("fc", "gate")}
+    algos |= {f"{layers[1]}.attention.qkv": "W4A16"}
+    checkpoint = checkpoint_of(
+        model,
+        tmp_path / "checkpoint",
+        Mapping(),
+        quantization=Quantization.mixed(algos),
+        dtype="bfloat16",
+        layout="sm80",
+    )
+    assert list(layout_reasons(checkpoint.config)) == []
+    out = export(checkpoint, tmp_path / "out")
+    settings = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
+    assert settings["quant_algo"] == "MIXED_PRECISION"
+    rows = {"quant_algo": "W4A16"}
+    assert settings["quantized_layers"] == {
+        **{f"model.layers.{n}.self_attn.o_proj": {"quant_algo": "W8A16"} for n in (0, 1)},
+        **{f"model.layers.0.mlp.{half}_proj": rows for half in ("gate", "up")},
+        **{f"model.layers.1.self_attn.{part}_proj": rows for part in "qkv"},
+    }
+    found = module_tensors(out)
+    for module, algo in algos.items():
+        layer, _, kind = module.removeprefix("transformer.layers.").partition(".")
+        parts = [BACKEND[algo](found[f"model.layers.{layer}.{part}"]) for part in PARTS[kind]]
+        weight, _ = hub_module(checkpoint, module)
+        np.testing.assert_array_equal(np.concatenate(parts), weight, module)
+    plain = found["model.layers.0.self_attn.q_proj"]
+    assert plain.keys() == {"weight"} and plain["weight"].dtype.name == "bfloat16"
+
+
+def test_halves_of_an_mlp_in_different_formats_are_a_reason(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", **WIDE)
+    one = Quantization.of("W8A16", exclude_modules=("lm_head", "*layers.1.mlp.fc"))
+    checkpoint = checkpoint_of(model, tmp_path / "checkpoint", Mapping(), quantization=one)
+    (reason,) = layout_reasons(checkpoint.config)
+    assert reason.startswith("layer 1: fc none, gate W8A16, of which")
