@@ -77,17 +77,6 @@ class Family:
         assert found, f"{spec.name}: no rule"
         return found[0]
 
-    def parts(self, spec: TensorSpec) -> tuple[str, ...] | None:
-        """Return the Hugging Face modules a linear module is made of, row after row.
-
-        None when its rows are in another order there, or their number is.
-        """
-        rule = self._rules_for(spec)[0]
-        if not rule.keeps_rows or any("{expert}" in source for source in rule.sources):
-            return None
-        names = (self._tensor_name(spec, rule, source) for source in rule.sources)
-        return tuple(name.rpartition(".")[0] for name in names)
-
     @property
     def reads_mxfp4(self) -> bool:
         """Whether its rules know weights in MXFP4, which become plain ones."""

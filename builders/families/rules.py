@@ -93,12 +93,6 @@ class Rule:
         """Whether the target is experts."""
         return self.stacked or any("{expert}" in source for source in self.sources)
 
-    @property
-    def keeps_rows(self) -> bool:
-        """Whether the target is the whole of its sources, one after another, as they are."""
-        changed = self.transposed or self.plus_one or self.mxfp4
-        return self.ranges is None and not changed
-
     def rows(
         self, spec: TensorSpec, arch: ModelArch, tensor_name: Callable[[str], str]
     ) -> Iterator[Rows]:

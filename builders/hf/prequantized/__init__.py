@@ -4,6 +4,7 @@
 |---|---|
 | scheme | what a scheme states about itself, and what several schemes read alike |
 | fusing | the tensors of one TensorRT-LLM module from those of its parts |
+| assembly | rows in the checkpoint's order, and experts stacked |
 | model | matching a scheme with a model's tensors, and reading them |
 | the others | one `quant_method` each: settings in, a `Scheme` or reasons out |
 

@@ -18,6 +18,7 @@ from llmc.arch import ModelArch
 from llmc.builders.families.family import Family
 from llmc.builders.hf.config import HfConfig, read_json
 from llmc.builders.hf.prequantized import SCHEMES
+from llmc.builders.hf.prequantized.assembly import Assembly, assembly_of
 from llmc.builders.hf.prequantized.scheme import (
     FLOATS,
     SCALAR,
@@ -29,9 +30,7 @@ from llmc.builders.hf.prequantized.scheme import (
 from llmc.builders.hf.reader import HfWeights
 from llmc.checkpoint import (
     CheckpointConfig,
-    Linear,
     Quantization,
-    TensorSpec,
     layer_linears,
     lm_head,
 )
@@ -51,14 +50,14 @@ _KEPT_MODULES = 4
 class Prequantized:
     """What is quantized in a model.
 
-    `modules`: linear module of the checkpoint → the Hugging Face modules it is made of. `scales`:
+    `modules`: linear module of the checkpoint → what it is made of. `scales`:
     attention module → tensors with the scales of its FP8 KV cache. `used` are all Hugging Face
     tensors that belong to these.
     """
 
     scheme: Scheme
     quantization: Quantization
-    modules: dict[str, tuple[str, ...]]
+    modules: dict[str, Assembly]
     scales: dict[str, tuple[str, ...]]
     used: frozenset[str]
 
@@ -104,7 +103,7 @@ def account(
 ) -> tuple[Prequantized, list[str]]:
     """Match the model's tensors with the scheme; return them and what is wrong with them."""
     reasons: list[str] = []
-    modules: dict[str, tuple[str, ...]] = {}
+    modules: dict[str, Assembly] = {}
     scales: dict[str, tuple[str, ...]] = {}
     plain: list[str] = []
     used: set[str] = set()
@@ -112,13 +111,14 @@ def account(
         item for layer in range(arch.num_hidden_layers) for item in layer_linears(arch, layer)
     ]
     for linear in linears:
-        names = _parts(family, linear)
-        if names is None:
+        assembly = assembly_of(family, arch, linear)
+        if assembly is None:
             reasons.append(
-                f"{linear.name}: the model keeps its rows in another order, in which quantized"
-                f" weights are not read: quantize {arch.architecture} here, from plain weights"
+                f"{linear.name}: the model does not store it as [out, in], and quantized weights"
+                f" are not read otherwise: quantize {arch.architecture} here, from plain weights"
             )
             continue
+        names = assembly.modules
         kinds = {scheme.is_plain(name) for name in names}
         if kinds == {True}:
             plain.append(linear.name)
@@ -129,8 +129,8 @@ def account(
                 " they become one module"
             )
         else:
-            modules[linear.name] = names
-            for name, rows in zip(names, _lengths(linear, len(names)), strict=True):
+            modules[linear.name] = assembly
+            for name, rows in zip(names, assembly.rows, strict=True):
                 wanted = scheme.stored(rows, linear.num_in)
                 wrong = [*_tensor_reasons(name, wanted, weights, used)]
                 reasons += wrong or _look_reasons(name, scheme, weights)
@@ -148,7 +148,8 @@ def account(
         reasons.append(
             f"{weights.directory}: a quantization that is for none of the linear modules"
         )
-    head = (_parts(family, lm_head(arch)) or ("lm_head",))[0]
+    made_of = assembly_of(family, arch, lm_head(arch))
+    head = "lm_head" if made_of is None else made_of.modules[0]
     if not scheme.is_plain(head) and not arch.tie_word_embeddings:
         reasons.append(f"{head}: quantized, expected plain: TensorRT-LLM's {scheme.algo} leaves it")
     prequantized = Prequantized(
@@ -169,23 +170,6 @@ def _quantization(scheme: Scheme, plain: list[str]) -> Quantization:
         exclude_modules=("lm_head", *plain) if plain else None,
     )
     return made if scheme.clamp is None else replace(made, clamp_val=scheme.clamp)
-
-
-def _parts(family: Family, linear: Linear) -> tuple[str, ...] | None:
-    spec = TensorSpec(
-        name=f"{linear.name}.weight",
-        shape=(),
-        segments=linear.rows,
-        layer=linear.layer,
-        expert_parallel=None if linear.experts is None else 1,
-    )
-    return family.parts(spec)
-
-
-def _lengths(linear: Linear, num_parts: int) -> list[int]:
-    if num_parts == 1:
-        return [linear.num_out]
-    return [segment.length for segment in linear.rows]
 
 
 def _tensor_reasons(
@@ -260,20 +244,13 @@ def finished(
     """
     quantization, form = config.quantization, load_format(prequantized.scheme.algo)
 
+    def read_source(name: str) -> Source:
+        stored = prequantized.scheme.stored(0, 0)
+        found = [suffix for suffix in stored if f"{name}.{suffix}" in prequantized.used]
+        return _read(name, found, weights)
+
     @lru_cache(maxsize=_KEPT_MODULES)
     def convert(module: str) -> Tensors:
-        sources = [
-            _read(
-                name,
-                [
-                    suffix
-                    for suffix in prequantized.scheme.stored(0, 0)
-                    if f"{name}.{suffix}" in prequantized.used
-                ],
-                weights,
-            )
-            for name in prequantized.modules[module]
-        ]
         choice = Choice(
             module=module.rpartition(".")[2],
             dtype=config.dtype,
@@ -281,7 +258,7 @@ def finished(
             clamp=quantization.clamp_val or Choice().clamp,
             input_amax=1.0,
         )
-        return prequantized.scheme.convert(sources, choice)
+        return prequantized.modules[module].tensors(prequantized.scheme, choice, read_source)
 
     def read(module: str, role: str) -> npt.NDArray[Any]:
         return convert(module)[role]

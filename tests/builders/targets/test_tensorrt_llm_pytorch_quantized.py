@@ -257,6 +257,10 @@ def test_both_halves_of_an_mlp_have_the_same_scales(tmp_path: Path) -> None:
         ("gemma2", "FP8", "FP8"),
         ("gemma2", "W4A16_GPTQ", None),
         ("gemma3", "W4A16_AWQ", None),
+        ("phi3", "FP8", None),
+        ("phi3", "NVFP4", None),
+        ("mixtral", "FP8", "FP8"),
+        ("qwen2_moe", "FP8", None),
     ],
 )
 def test_llmc_reads_it_back(

@@ -273,12 +273,11 @@ def test_zero_points_are_rounded_to_the_models_dtype(tmp_path: Path) -> None:
     np.testing.assert_allclose(steps, np.rint(steps), atol=8 * 2.0**-11)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "gpt2", "deepseek_v3"])
-def test_rows_in_another_order_are_not_read_quantized(name: str, tmp_path: Path) -> None:
-    directory, _ = write_case(tmp_path, name)
+def test_transposed_modules_are_not_read_quantized(tmp_path: Path) -> None:
+    directory, _ = write_case(tmp_path, "gpt2")
     path = directory / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     config["quantization_config"] = CASES[FP8][0]
     path.write_text(json.dumps(config), encoding="utf-8")
     reasons = preflight(directory, dtype=None, mapping=Mapping(), quantization=Quantization())
-    assert any("keeps its rows in another order" in reason for reason in reasons)
+    assert any("does not store it as [out, in]" in reason for reason in reasons)
