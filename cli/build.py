@@ -318,7 +318,6 @@ def run(
                 *(engine.directory, recipe.mapping.tp, recipe.mapping.pp),
                 *(recipe.build.max_batch_size, recipe.build.max_num_tokens),
             )
-            return results, gate
         may_emit = allow_ungated or (gate is not None and gate.verdict == "passed")
         if until is Until.repo and may_emit:
             results.append(_emit(recipe, output, engine, force=force, allow_ungated=allow_ungated))
@@ -376,21 +375,19 @@ def _emit(
     recipe: "Recipe", output: Path, engine: "StageResult", *, force: bool, allow_ungated: bool
 ) -> "StageResult":
     """Emit the repository. Raises: GateError unless the engine passed its gate or one insists."""
+    from llmc.cli.repository import part_that_matters, write_repository
     from llmc.gate.record import require_passed
-    from llmc.model_repo.emit import emit_repository
-    from llmc.model_repo.options import RepositoryOptions
     from llmc.stages import run_stage, tool_version
 
     if not allow_ungated:
         # Whatever led here: what is emitted is what gate.json is about.
         require_passed(engine.directory)
-    options = RepositoryOptions(**recipe.serve.model_dump())
     return run_stage(
         output / "model_repo",
-        lambda staging: emit_repository(engine.directory, staging, options),
+        lambda staging: write_repository(recipe, engine.directory, staging),
         stage="model_repo",
         inputs={"engine": engine.manifest.content_digest},
-        recipe=recipe.serve.model_dump(mode="json"),
+        recipe=part_that_matters(recipe, engine.directory),
         tools={"llmc": tool_version("model_repo")},
         force=force,
     )

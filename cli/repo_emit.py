@@ -48,10 +48,7 @@ def repo_emit(
     llmc repo emit --from-engine ./llama-fp8 -o model_repo --set mapping.tp=4
     """
     from llmc import artifacts
-    from llmc.model_repo.emit import emit_repository
-    from llmc.model_repo.emit_llmapi import emit_llmapi_repository, is_checkpoint
-    from llmc.model_repo.llmapi import Parallelism
-    from llmc.model_repo.options import RepositoryOptions
+    from llmc.cli.repository import part_that_matters, write_repository
     from llmc.recipes.loader import Override, load_recipe, parse_set
     from llmc.stages import run_stage, tool_version
 
@@ -59,31 +56,13 @@ def repo_emit(
     # A recipe needs a model; what is served here is built.
     model = Override(path=("model",), value=str(engine), source=f"--from-engine {engine}")
     loaded = load_recipe(recipe, [model, *overrides])
-    options = RepositoryOptions(**loaded.serve.model_dump())
-    split, build = loaded.mapping, loaded.build
-    parallelism = Parallelism(
-        tp=split.tp,
-        pp=split.pp,
-        moe_tp=split.moe_tp,
-        moe_ep=split.moe_ep,
-        max_batch_size=build.max_batch_size,
-        max_num_tokens=build.max_num_tokens,
-        max_seq_len=build.max_seq_len,
-    )
-
-    def write(staging: Path) -> None:
-        if is_checkpoint(engine):
-            emit_llmapi_repository(engine, staging, options, parallelism, tokenizer_dir=tokenizer)
-        else:
-            emit_repository(engine, staging, options, tokenizer_dir=tokenizer)
-
     config = engine / "config.json"
     run_stage(
         output,
-        write,
+        lambda staging: write_repository(loaded, engine, staging, tokenizer_dir=tokenizer),
         stage="model_repo",
         inputs={"config.json": artifacts.digest_file(config) if config.is_file() else ""},
-        recipe=loaded.serve.model_dump(mode="json"),
+        recipe=part_that_matters(loaded, engine),
         tools={"llmc": tool_version("model_repo")},
         force=True,
     )

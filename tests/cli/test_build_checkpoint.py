@@ -33,14 +33,15 @@ def test_checkpoint_is_measured_inspected_and_refused_by_llmcs_own_runtime(
     done = build()
     assert done.code == 0, done.stderr
     stages = [line.split()[0] for line in done.stdout.splitlines()]
-    assert stages == ["checkpoint", "engine", "gate"]
+    assert stages == ["checkpoint", "engine", "gate", "model_repo"]
     assert "measured on the CPU, from the same checkpoint" in done.stderr
     assert f"trtllm-serve {output}/engine --tp_size 2 --pp_size 1" in done.stderr
     gate = require_passed(output / "engine")
     assert gate.measurement.quant_algo == "W8A16"
     divergence = gate.measurement.texts[0].divergence
     assert divergence is not None and 1e-7 < divergence.mean_kl < 1e-2
-    assert not (output / "model_repo").exists()
+    settings = (output / "model_repo" / "tensorrt_llm" / "1" / "model.yaml").read_text()
+    assert f"model: {output}/engine\n" in settings and "tensor_parallel_size: 2\n" in settings
     assert {path.name for path in (output / "gate").iterdir()} == {
         *("measurement.json", "manifest.json", "report.md", "kl-by-position.svg"),
     }
@@ -55,7 +56,7 @@ def test_checkpoint_is_measured_inspected_and_refused_by_llmcs_own_runtime(
         load_engine(output / "engine", kv=KvCacheConfig(max_tokens=128))
 
     done = build()
-    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["cached"] * 3
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["cached"] * 4
 
     # The engine stays; what it was written from is another model's now.
     flip_weight_byte(model)
