@@ -146,6 +146,8 @@ def _value(given: Given) -> Any:
         return flag.value
     if not given.values:
         return NOT_SAID
+    if flag.takes == "many":
+        return [*given.values]
     text = given.values[0]
     if text in flag.values:
         return flag.values[text]

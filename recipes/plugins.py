@@ -72,6 +72,13 @@ class PluginRecipe(Part):
     pp_reduce_scatter: bool | None = Field(
         default=None, description="Pipeline stages exchange slices; for large MoE models."
     )
+    lora_plugin: PluginDtype | None = Field(
+        default=None,
+        description="Adapters, chosen by each request; with target.lora_target_modules.",
+    )
+    dora_plugin: bool | None = Field(
+        default=None, description="Adapters of DoRA, magnitudes included."
+    )
     remove_input_padding: bool | None = Field(
         default=None, description="Pack the tokens of all sequences."
     )

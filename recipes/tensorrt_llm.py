@@ -2,9 +2,27 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from llmc.recipes.part import Part
+
+LoraModule = Literal[
+    "attn_qkv",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_dense",
+    "mlp_h_to_4h",
+    "mlp_4h_to_h",
+    "mlp_gate",
+    "mlp_router",
+    "moe_h_to_4h",
+    "moe_4h_to_h",
+    "moe_gate",
+    "moe_router",
+]
+"""What adapters can change in a decoder. Source: NVIDIA/TensorRT-LLM 0.17
+tensorrt_llm/lora_manager.py (LORA_MODULE_IDS)."""
 
 
 def _as_written(value: object) -> object:
@@ -40,6 +58,24 @@ class TensorrtLlmTarget(Part):
     )
     workers: PositiveInt = Field(default=1, description="Ranks built at once, one GPU each.")
     max_beam_width: PositiveInt = Field(default=1, description="Most beams of a request.")
+    opt_num_tokens: PositiveInt | None = Field(
+        default=None, description="Tokens of a step to optimize for; none: max_batch_size's."
+    )
+    gather_context_logits: bool = Field(
+        default=False, description="Let requests ask for the logits of their prompts."
+    )
+    max_prompt_embedding_table_size: NonNegativeInt = Field(
+        default=0, description="Most rows of a request's prompt embedding table; 0: none."
+    )
+    lora_target_modules: tuple[LoraModule, ...] = Field(
+        default=(), strict=False, description="Modules that adapters change; with lora_plugin."
+    )
+    lora_dir: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="Adapters in Hugging Face's format, the first of which names the modules.",
+    )
+    max_lora_rank: PositiveInt = Field(default=64, description="Largest rank of an adapter.")
     strip_plan: bool = Field(
         default=False, description="Leave weights out of the engine, for trtllm-refit."
     )

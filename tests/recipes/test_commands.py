@@ -74,7 +74,8 @@ def test_the_commands_of_one_build_are_one_recipe() -> None:
             "python3 examples/llama/convert_checkpoint.py --model_dir ./llama --dtype float16 "
             "--smoothquant 0.5 --per_channel --per_token --tp_size 2 --output_dir ckpt",
             "mpirun -n 2 trtllm-build --checkpoint_dir ckpt --gemm_plugin auto "
-            "--max_batch_size 8 --max_seq_len=2048 --lora_dir a b --workers 2",
+            "--max_batch_size 8 --max_seq_len=2048 --lora_dir a b --workers 2 "
+            "--logits_dtype float32",
             "fill_template.py -i config.pbtxt 'decoupled_mode:False,gpu_device_ids:0\\,1,"
             "kv_cache_free_gpu_mem_fraction:0.5'",
         ]
@@ -85,7 +86,7 @@ def test_the_commands_of_one_build_are_one_recipe() -> None:
         "dtype": "float16",
         "quantization": {"algo": "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", "alpha": 0.5},
         "mapping": {"tp": 2},
-        "target": {"kind": "tensorrt-llm", "workers": 2},
+        "target": {"kind": "tensorrt-llm", "lora_dir": ["a", "b"], "workers": 2},
         "build": {"max_batch_size": 8, "max_seq_len": 2048, "plugins": {"gemm_plugin": "auto"}},
         "serve": {
             "decoupled": False,
@@ -96,7 +97,7 @@ def test_the_commands_of_one_build_are_one_recipe() -> None:
     comments = re.findall(r"^# (.*?):", text, re.MULTILINE)
     assert comments == [
         *("--per_channel", "--per_token", "--output_dir ckpt", "--checkpoint_dir ckpt"),
-        "--lora_dir a b",
+        "--logits_dtype float32",
     ]
 
 
@@ -161,7 +162,8 @@ def test_every_option_of_a_plugin_is_a_field() -> None:
 def test_the_target_says_what_trtllm_build_was_told() -> None:
     command = (
         "trtllm-build --strip_plan --weight_streaming --fast_build --max_beam_width 4 --workers 2"
-        " --input_timing_cache a.cache --output_timing_cache a.cache"
+        " --input_timing_cache a.cache --output_timing_cache a.cache --gather_all_token_logits"
+        " --lora_target_modules attn_q attn_v --max_lora_rank 16 --max_multimodal_len 32"
     )
     found = migrate([command])
     assert found.fields == {
@@ -172,6 +174,10 @@ def test_the_target_says_what_trtllm_build_was_told() -> None:
         "target.max_beam_width": 4,
         "target.workers": 2,
         "target.timing_cache": "a.cache",
+        "target.gather_context_logits": True,
+        "target.lora_target_modules": ["attn_q", "attn_v"],
+        "target.max_lora_rank": 16,
+        "target.max_prompt_embedding_table_size": 32,
     }
     assert [source for source, _ in found.left] == ["--output_timing_cache a.cache"]
 

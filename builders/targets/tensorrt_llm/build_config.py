@@ -8,9 +8,10 @@ that is left out; tensorrt_llm/plugin/plugin.py (PluginConfig.from_arguments).
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llmc.builders.targets import BuildLimits
-from llmc.builders.targets.tensorrt_llm.command import plugin_word
+from llmc.builders.targets.tensorrt_llm.command import build_values, plugin_word
 from llmc.plugins.tensorrt_llm_options import Value
 from llmc.recipes.tensorrt_llm import TensorrtLlmTarget
 
@@ -20,7 +21,8 @@ class RankJob:
     """One rank, built in a process of its own on the GPU numbered `gpu`.
 
     `settings` are the argument of BuildConfig.from_dict, `plugins` the attributes of what
-    PluginConfig.from_arguments reads, in the words of the command line.
+    PluginConfig.from_arguments reads, in the words of the command line; `lora` are arguments of
+    build_and_save.
     """
 
     rank: int
@@ -29,6 +31,7 @@ class RankJob:
     output: str
     settings: dict[str, Value]
     plugins: dict[str, str | int]
+    lora: dict[str, Any]
     strip_plan: bool
 
 
@@ -50,6 +53,7 @@ def rank_jobs(
             output=str(output.resolve()),
             settings=build_settings(limits, target, timing_cache),
             plugins=plugin_words(limits),
+            lora=lora_arguments(target),
             strip_plan=target.strip_plan,
         )
         for rank in range(num_ranks)
@@ -65,17 +69,20 @@ def build_settings(
     """
     cache = str(timing_cache.resolve())
     return {
-        "max_batch_size": limits.max_batch_size,
-        "max_num_tokens": limits.max_num_tokens,
-        "max_input_len": limits.max_input_len,
-        "max_seq_len": limits.max_seq_len,
-        "max_beam_width": target.max_beam_width,
-        # Left to be deduced, but from_dict of older versions wants the key.
-        "opt_num_tokens": None,
+        **build_values(limits, target),
         "strongly_typed": True,
-        "weight_streaming": target.weight_streaming,
         "input_timing_cache": cache if timing_cache.is_file() else None,
         "output_timing_cache": cache,
+    }
+
+
+def lora_arguments(target: TensorrtLlmTarget) -> dict[str, Any]:
+    """Return what build_and_save is told of adapters; it reads it with lora_plugin alone."""
+    return {
+        "lora_dir": [*target.lora_dir] or None,
+        "lora_ckpt_source": "hf",
+        "max_lora_rank": target.max_lora_rank,
+        "lora_target_modules": [*target.lora_target_modules] or None,
     }
 
 

@@ -77,6 +77,10 @@ def _check(field: str, wrong: Callable[[Question], bool], text: str) -> Check:
 _PLUGINS = "build.plugins"
 
 
+def _has_lora(target: TensorrtLlmTarget) -> bool:
+    return bool(target.lora_target_modules or target.lora_dir)
+
+
 def _needs_fused_mlp(name: str) -> Check:
     return _check(
         f"{_PLUGINS}.{name}",
@@ -201,6 +205,26 @@ CHECKS: tuple[Check, ...] = (
         f"{_PLUGINS}.pp_reduce_scatter",
         lambda q: q.on("pp_reduce_scatter") and q.architecture != "MixtralForCausalLM",
         "on, and is for MixtralForCausalLM alone",
+    ),
+    _check(
+        f"{_PLUGINS}.multiple_profiles",
+        lambda q: q.on("multiple_profiles") and q.target.opt_num_tokens is not None,
+        "on, and target.opt_num_tokens is for one profile",
+    ),
+    _check(
+        f"{_PLUGINS}.lora_plugin",
+        lambda q: q.on("lora_plugin") and not _has_lora(q.target),
+        "on, and neither target.lora_target_modules nor target.lora_dir says for which modules",
+    ),
+    _check(
+        f"{_PLUGINS}.lora_plugin",
+        lambda q: not q.on("lora_plugin") and _has_lora(q.target),
+        "off, and the target names adapters or modules for them",
+    ),
+    _check(
+        f"{_PLUGINS}.dora_plugin",
+        lambda q: q.on("dora_plugin") and not q.on("lora_plugin"),
+        "on, and needs lora_plugin",
     ),
     _check(
         "target.workers",

@@ -58,6 +58,7 @@ def build_rank(job: RankJob) -> dict[str, str]:
         PretrainedConfig.from_json_file(str(Path(job.checkpoint) / "config.json")),
         None,
         logits_dtype=None,
+        **job.lora,
         strip_plan=job.strip_plan,
         refit=False,
     )

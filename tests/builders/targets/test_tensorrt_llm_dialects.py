@@ -159,8 +159,7 @@ def test_the_ops_have_all_of_plugin_config() -> None:
 NOT_OURS = (
     "bert_attention_plugin bert_context_fmha_fp32_acc mamba_conv1d_plugin paged_state".split()
 )
-NOT_OURS += ["lora_plugin", "dora_plugin"]
-"""Flags for what llmc does not build: encoders, Mamba, adapters."""
+"""Flags for what llmc does not build: encoders and Mamba."""
 
 
 def test_build_plugins_sets_every_option_and_no_other_value() -> None:

@@ -16,7 +16,11 @@ import pytest
 from llmc import artifacts
 from llmc.builders.targets import BuildLimits
 from llmc.builders.targets.tensorrt_llm import local_build
-from llmc.builders.targets.tensorrt_llm.build_config import build_settings, plugin_words
+from llmc.builders.targets.tensorrt_llm.build_config import (
+    build_settings,
+    lora_arguments,
+    plugin_words,
+)
 from llmc.builders.targets.tensorrt_llm.build_options import BUILD_OPTIONS, PLUGIN_OPTIONS
 from llmc.builders.targets.tensorrt_llm.command import build_command
 from llmc.builders.targets.tensorrt_llm.local_build import Host, build_engines, find_host, obstacles
@@ -99,7 +103,16 @@ def test_why_an_engine_is_built_elsewhere(
 
 def test_the_api_is_told_what_the_command_says(tmp_path: Path) -> None:
     asked = limits(gemm_plugin="auto", moe_plugin="none", context_fmha=True, manage_weights=True)
-    options = target(max_beam_width=2, strip_plan=True, weight_streaming=True, timing_cache="t")
+    options = target(
+        max_beam_width=2,
+        strip_plan=True,
+        weight_streaming=True,
+        timing_cache="t",
+        opt_num_tokens=32,
+        gather_context_logits=True,
+        lora_target_modules=("attn_q", "attn_v"),
+        max_lora_rank=16,
+    )
     words = build_command(asked, options, "C", "E")
     flags = {name.removeprefix("--"): value for name, value in zip(words, words[1:], strict=False)}
     settings = build_settings(asked, options, tmp_path / "timing.cache")
@@ -107,7 +120,19 @@ def test_the_api_is_told_what_the_command_says(tmp_path: Path) -> None:
     for name in ("max_batch_size", "max_num_tokens", "max_input_len", "max_seq_len"):
         assert flags[name] == str(settings[name])
     assert flags["max_beam_width"] == str(settings["max_beam_width"])
-    assert settings["weight_streaming"] and "--weight_streaming" in words
+    assert flags["opt_num_tokens"] == str(settings["opt_num_tokens"])
+    for name in ("weight_streaming", "gather_context_logits"):
+        assert settings[name] and f"--{name}" in words
+    assert settings["max_prompt_embedding_table_size"] == 0
+    assert "--max_prompt_embedding_table_size" not in words
+    start = words.index("--lora_target_modules")
+    assert words[start : start + 3] == ["--lora_target_modules", "attn_q", "attn_v"]
+    assert lora_arguments(options) == {
+        "lora_dir": None,
+        "lora_ckpt_source": "hf",
+        "max_lora_rank": int(flags["max_lora_rank"]),
+        "lora_target_modules": ["attn_q", "attn_v"],
+    }
     plugins = plugin_words(asked)
     assert plugins == {
         "tokens_per_block": 64,
@@ -207,8 +232,10 @@ def test_every_rank_is_built_by_a_process(build: Any, tmp_path: Path) -> None:
                 "max_seq_len": 128,
                 "max_beam_width": 1,
                 "opt_num_tokens": None,
-                "strongly_typed": True,
+                "max_prompt_embedding_table_size": 0,
+                "gather_context_logits": False,
                 "weight_streaming": False,
+                "strongly_typed": True,
                 "input_timing_cache": None,
                 "output_timing_cache": cache,
             },
@@ -217,7 +244,15 @@ def test_every_rank_is_built_by_a_process(build: Any, tmp_path: Path) -> None:
             "validated": True,
             "architecture": "LlamaForCausalLM",
             "model_cls": None,
-            "kwargs": {"logits_dtype": None, "strip_plan": False, "refit": False},
+            "kwargs": {
+                "logits_dtype": None,
+                "lora_dir": None,
+                "lora_ckpt_source": "hf",
+                "max_lora_rank": 64,
+                "lora_target_modules": None,
+                "strip_plan": False,
+                "refit": False,
+            },
         }
     manifest = artifacts.read_manifest(output / "engine")
     assert manifest.tools["tensorrt_llm"] == "1.2.1"

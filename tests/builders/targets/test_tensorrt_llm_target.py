@@ -82,6 +82,11 @@ FP8 = Quantization.of("FP8")
         ),
         ({"plugins": {"streamingllm": True}, "version": "1.1"}, "is refused from 1.1 on"),
         ({"plugins": {"streamingllm": True}, "version": "1.0"}, None),
+        ({"plugins": {"lora_plugin": "auto"}}, "says for which modules"),
+        ({"lora_target_modules": ("attn_q",)}, "lora_plugin: off, and the target names adapters"),
+        ({"plugins": {"lora_plugin": "auto"}, "lora_dir": ("adapter",)}, None),
+        ({"plugins": {"dora_plugin": True}}, "dora_plugin: on, and needs lora_plugin"),
+        ({"plugins": {"multiple_profiles": True}, "opt_num_tokens": 8}, "is for one profile"),
         ({"plugins": {"reduce_fusion": True}}, "reduce_fusion: on, and is for tp above 1"),
         (
             {"plugins": {"norm_quant_fusion": True}},
