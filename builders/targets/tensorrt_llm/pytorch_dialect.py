@@ -63,4 +63,4 @@ def pytorch_reasons(
             f" {', '.join(ARCHITECTURES)}. Versions with engines: {engines}"
         )
         return reasons
-    return [*reasons, *layout_reasons(config)]
+    return list(dict.fromkeys([*reasons, *layout_reasons(config)]))

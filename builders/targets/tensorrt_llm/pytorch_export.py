@@ -30,14 +30,15 @@ from llmc.builders.targets.tensorrt_llm.pytorch_layout import (
     HfLayout,
     HfModule,
     layout_of,
+    layout_reasons,
     other_half,
 )
 from llmc.builders.targets.tensorrt_llm.pytorch_settings import write_settings
 from llmc.checkpoint import Checkpoint
 from llmc.dtypes import numpy_dtype
-from llmc.errors import BuildError, CheckpointError
+from llmc.errors import BuildError, CheckpointError, UnsupportedError
 from llmc.log import Progress
-from llmc.quant.format import EXPERTS_SHARE, load_format
+from llmc.quant.format import EXPERTS_SHARE
 from llmc.tensors import TensorInfo
 from llmc.weights import SafetensorsWriter
 
@@ -50,8 +51,12 @@ _PIECE_BYTES = 8 << 20
 def export(checkpoint: Checkpoint, output_dir: Path, progress: Progress) -> None:
     """Write the checkpoint into the existing, empty `output_dir`.
 
-    Raises: CheckpointError for numbers that have no place there, BuildError when the disk is full.
+    Raises: UnsupportedError for a checkpoint that the backend does not read, CheckpointError for
+    numbers that have no place there, BuildError when the disk is full.
     """
+    reasons = [*layout_reasons(checkpoint.config)]
+    if reasons:
+        raise UnsupportedError(f"{checkpoint.directory}: not for the PyTorch backend", reasons)
     layout = layout_of(checkpoint.config)
     exporter = _Exporter(checkpoint, layout)
     shards = _shards(exporter.infos())
@@ -153,7 +158,7 @@ class _Exporter:
             if not self._whole.has(spec):
                 continue
             is_packed = form is not None and form.needs_layout and role == "weight"
-            bits = load_format(algo).weight_bits if is_packed else None
+            bits = form.weight_bits if form is not None and is_packed else None
             stored[role] = self._whole.read(spec, bits)
         if form is None:
             return quantize_plain(algo, stored["weight"], self._config.dtype)

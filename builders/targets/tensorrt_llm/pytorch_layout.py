@@ -105,8 +105,7 @@ def layout_reasons(config: CheckpointConfig) -> Iterator[str]:
             yield f"{what}; of {', '.join(sources)} the PyTorch backend reads {_with('fused')}"
         if linear.layer is None and arch.tie_word_embeddings:
             yield f"{what}, and it is the embedding, which is not quantized"
-        if algo == FOLDED and _is_fused(whole, linear) and _norm_of(whole, linear) is None:
-            yield f"{what}, whose scales of inputs belong into the norm before it; there is none"
+    yield from _unfoldable(whole)
     yield from _uneven_gates(whole)
 
 
@@ -189,11 +188,32 @@ def _norm_of(config: CheckpointConfig, linear: Linear) -> str | None:
     return None if name is None else f"transformer.layers.{linear.layer}.{name}"
 
 
+def _unfoldable(config: CheckpointConfig) -> Iterator[str]:
+    """Yield why scales of inputs cannot go into norms: there is none, or others read it."""
+    for layer in range(config.arch.num_hidden_layers):
+        readers: dict[str | None, list[Linear]] = {}
+        for linear in layer_linears(config.arch, layer):
+            if linear.name.rpartition(".")[2] in ("qkv", "fc", "gate"):
+                readers.setdefault(_norm_of(config, linear), []).append(linear)
+        for norm, linears in readers.items():
+            folded = [one.name.rpartition(".")[2] for one in linears if _is_folded(config, one)]
+            is_shared = len({".mlp." in one.name for one in linears}) > 1
+            if folded and (norm is None or is_shared or len(folded) < len(linears)):
+                yield (
+                    f"{folded[0]}: {FOLDED}, whose scales of inputs belong into the norm before it;"
+                    f" {'there is none' if norm is None else 'others read that, too'}"
+                )
+
+
+def _is_folded(config: CheckpointConfig, linear: Linear) -> bool:
+    algo = config.quantization.of_module(linear.name).quant_algo
+    return algo == FOLDED and _is_fused(config, linear)
+
+
 def _folded(config: CheckpointConfig, quantized: list[Linear]) -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
     for linear in quantized:
-        is_folded = config.quantization.of_module(linear.name).quant_algo == FOLDED
-        if is_folded and _is_fused(config, linear):
+        if _is_folded(config, linear):
             norm = _norm_of(config, linear)
             assert norm is not None, linear.name
             found.setdefault(norm, []).append(f"{linear.name}.prequant_scaling_factor")

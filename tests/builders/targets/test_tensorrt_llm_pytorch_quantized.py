@@ -401,6 +401,11 @@ def test_what_the_backend_lacks_is_one_line(
     [
         ("gpt2", None, "GPT2LMHeadModel: the PyTorch backend of TensorRT-LLM 1.3 has no model"),
         ("mixtral", "W8A16", "fc: W8A16; of experts the PyTorch backend reads FP8, NVFP4"),
+        (
+            "cohere2",
+            "W4A16_AWQ",
+            "qkv: W4A16_AWQ, whose scales of inputs belong into the",
+        ),
         ("phi3", "W4A16_AWQ", "qkv: W4A16_AWQ; of qkv_proj the PyTorch backend reads FP8, NVFP4"),
     ],
 )
