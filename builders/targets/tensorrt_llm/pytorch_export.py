@@ -93,6 +93,8 @@ class _Exporter:
         self._whole = WholeTensors(checkpoint)
         self._layout = layout
         self.writers: dict[str, SafetensorsWriter] = {}
+        # What follows one another in a checkpoint is, mostly, parts of one tensor or module.
+        self._tensor = lru_cache(maxsize=1)(self._read_tensor)
         self._stored = lru_cache(maxsize=1)(self._read_module)
 
     def infos(self) -> list[TensorInfo]:
@@ -118,8 +120,9 @@ class _Exporter:
             for name, values in self._module_tensors(module).items():
                 self.writers[name].write(name, values)
                 progress.advance(values.nbytes)
+            self._whole.release()
         for name, source in self._layout.kv_scales.items():
-            self.writers[name].write(name, self._whole.read(self._whole.specs[source]).reshape(1))
+            self.writers[name].write(name, self._read_tensor(source).reshape(1))
             progress.advance(4)
 
     def _module_infos(self, module: HfModule) -> Iterator[TensorInfo]:
@@ -147,6 +150,9 @@ class _Exporter:
     def _is_folded(self, module: HfModule) -> bool:
         name = f"{module.linear.name}.prequant_scaling_factor"
         return module.algo == FOLDED and any(name in one for one in self._layout.folded.values())
+
+    def _read_tensor(self, name: str) -> npt.NDArray[Any]:
+        return self._whole.read(self._whole.specs[name])
 
     def _read_module(self, name: str) -> Tensors:
         """Return the tensors of a linear module by role, whole."""
@@ -203,7 +209,7 @@ class _Exporter:
 
     def _values(self, piece: Piece, dtype: str) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Yield the piece's rows as Hugging Face has them, a few MiB at a time."""
-        tensor = self._whole.read(self._whole.specs[piece.spec.name])
+        tensor = self._tensor(piece.spec.name)
         rows = tensor.reshape(-1) if piece.rows.vector else tensor.reshape(-1, tensor.shape[-1])
         rows = rows[piece.first : piece.first + piece.rows.count]
         factor = self._factor(piece.spec.name)
@@ -224,7 +230,7 @@ class _Exporter:
         found = self._layout.folded.get(name.rpartition(".")[0])
         if found is None:
             return None
-        factors = [self._whole.read(self._whole.specs[one]).astype(np.float32) for one in found]
+        factors = [self._read_tensor(one).astype(np.float32) for one in found]
         for one, factor in zip(found[1:], factors[1:], strict=True):
             if not np.array_equal(factor, factors[0]):
                 raise CheckpointError(
