@@ -77,6 +77,7 @@ def serve(
 
       llmc serve OUT/model_repo --http-port 0 --grpc-port 0 --metrics-port 0 --log-file triton.log
     """
+    from llmc.model_repo.backends import require_backends
     from llmc.model_repo.lint import lint_repository
     from llmc.model_repo.server import ServerConfig
     from llmc.model_repo.tritonserver import find_tritonserver
@@ -92,7 +93,7 @@ def serve(
     server = find_tritonserver(tritonserver, cache=cache.expanduser())
     log.info("tritonserver: %s (%s)", server.binary, server.source)
     if not dry_run:
-        _require_backends(repository, server)
+        require_backends(repository, server)
     ports = _pick_ports(host, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port})
     config = ServerConfig(
         repository=repository,
@@ -183,18 +184,6 @@ def _ranks(repository: Path, *, launcher: Path | None, hostfile: Path | None) ->
         return {"stop_timeout_seconds": timeout, "orchestrator": orchestrator}
     found = leader_ranks(leader, find_launcher(launcher), hostfile)
     return {"stop_timeout_seconds": timeout, "ranks": found}
-
-
-def _require_backends(repository: Path, server: "TritonServer") -> None:
-    from llmc.model_repo.backends import require_backends
-    from llmc.tensorrt_llm_versions import VERSIONS
-
-    containers = {
-        line: version.triton_container
-        for line, version in VERSIONS.items()
-        if version.triton_container is not None
-    }
-    require_backends(repository, server, containers=containers)
 
 
 def _require_gated(repository: Path, *, allow_ungated: bool) -> None:

@@ -3,7 +3,8 @@
 None is what no source says, shown as "unknown".
 Source: the compatibility matrix of Triton's trtllm-python-py3 containers (0.21 to 1.1);
 triton-inference-server/tensorrtllm_backend dockerfile/Dockerfile.triton.trt_llm_backend and the
-requirements of the wheel (1.2); tags of the release containers as public scripts use them, those
+requirements of the wheel (1.2), its container after triton-inference-server/server issues 8805 and
+8945; tags of the release containers as public scripts use them, those
 of 1.1.0 and 1.2.1 by few; NVIDIA/TensorRT-LLM release notes and pull requests 15907, 15918 and
 16369, which removed engines (1.3).
 """
@@ -99,7 +100,7 @@ VERSIONS: dict[str, Version] = {
         release="1.2.1",
         dialect="engine",
         container=f"{_IMAGE}:1.2.1",
-        triton_container=None,
+        triton_container=f"{_TRITON}:26.07-trtllm-python-py3",
         python=">=3.10,<4",
         cuda="13.0",
         tensorrt="10.14.1.48",
@@ -130,8 +131,11 @@ TRITON_RELEASES: dict[str, str] = {
     "25.10": "1.0.0",
     "25.11": "1.0.3.2510",
     "25.12": "1.1.0",
+    "26.05": "1.2.1",
+    "26.07": "1.2.1",
 }
-"""Release of Triton → TensorRT-LLM in its trtllm-python-py3 container, as the matrix has them."""
+"""Release of Triton → TensorRT-LLM in its trtllm-python-py3 container, as the matrix has them; of
+2026 as users name them."""
 
 
 def lines_with(wanted: tuple[str, ...]) -> str:

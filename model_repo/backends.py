@@ -4,24 +4,21 @@ Source: triton-inference-server/server, src/command_line_parser.cc (default of -
 triton-inference-server/core, which looks for <directory>/<backend>.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from llmc.errors import BuildError, CheckpointError, ToolchainError
-from llmc.model_repo.engine_config import read_engine
+from llmc.errors import BuildError, ToolchainError
+from llmc.model_repo.lint_engine import find_engine
 from llmc.model_repo.pbtxt import CONFIG_FILE, read_config
 from llmc.model_repo.tritonserver import TritonServer
+from llmc.model_repo.version_guard import BACKEND, container_hint
 
 COMPILED_IN = Path("/opt/tritonserver/backends")
 """Where a server that is not told looks for its backends."""
 
 
-def require_backends(
-    repository: Path, server: TritonServer, *, containers: Mapping[str, str]
-) -> None:
+def require_backends(repository: Path, server: TritonServer) -> None:
     """Look for every model's backend; where the server's are kept elsewhere it must say itself.
 
-    `containers`: line of TensorRT-LLM, such as 1.1 → the image with its backend.
     Raises: ToolchainError that names what is missing, and the container that has it.
     """
     directory = server.backend_dir or COMPILED_IN
@@ -40,22 +37,14 @@ def require_backends(
         have = ", ".join(sorted(path.name for path in directory.iterdir())) or "none"
         raise ToolchainError(
             f"{server.binary} lacks a backend: {needs}; it has {have}",
-            hint=_hint(repository, containers),
+            hint=_hint(repository) if BACKEND in missing else "",
         )
 
 
-def _hint(repository: Path, containers: Mapping[str, str]) -> str:
-    lines = set()
-    for file in repository.glob(f"*/{CONFIG_FILE}"):
-        try:
-            path = read_config(file).parameters["gpt_model_path"].string_value
-            engine = read_engine(repository / path) if path else None
-        except (BuildError, CheckpointError):
-            continue
-        if engine is not None and engine.version is not None:
-            lines.add(".".join(map(str, engine.version)))
-    images = [containers[line] for line in sorted(lines) if line in containers]
-    if images:
-        return f"serve it in {' or '.join(images)}"
-    versions = " or ".join(sorted(lines)) or "the engine's version"
-    return f"serve it where TensorRT-LLM {versions} and its Triton backend are installed"
+def _hint(repository: Path) -> str:
+    """Return where the first engine of TensorRT-LLM that a model names is served."""
+    for file in sorted(repository.glob(f"*/{CONFIG_FILE}")):
+        engine, _ = find_engine(read_config(file), repository)
+        if engine is not None and not engine.is_ours:
+            return container_hint(engine.version_text)
+    return ""

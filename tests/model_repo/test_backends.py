@@ -17,8 +17,6 @@ from tests.model_repo.handmade import write_engine, write_repository
 from tests.model_repo.served import needs_triton
 from tests.runtime.tiny_tokenizers import byte_level, save
 
-CONTAINERS = {"1.1": "triton:25.12"}
-
 
 @pytest.fixture
 def server(tmp_path: Path) -> TritonServer:
@@ -43,18 +41,18 @@ def test_a_missing_backend_is_said_with_the_container_that_has_it(
     repository = write_repository(tmp_path)
     set_version(tmp_path, "1.1.0")
     with pytest.raises(ToolchainError) as caught:
-        require_backends(repository, server, containers=CONTAINERS)
+        require_backends(repository, server)
     assert caught.value.message == (
         "/opt/tritonserver/bin/tritonserver lacks a backend: tensorrt_llm needs tensorrtllm; it has"
         " python"
     )
-    assert caught.value.hint == "serve it in triton:25.12"
+    assert caught.value.hint.endswith("25.12-trtllm-python-py3")
     set_version(tmp_path, "1.2.1")
     with pytest.raises(ToolchainError) as caught:
-        require_backends(repository, server, containers=CONTAINERS)
-    assert "where TensorRT-LLM 1.2 and its Triton backend are installed" in caught.value.hint
+        require_backends(repository, server)
+    assert caught.value.hint.endswith("26.07-trtllm-python-py3")
     (tmp_path / "backends" / "tensorrtllm").mkdir()
-    require_backends(repository, server, containers=CONTAINERS)
+    require_backends(repository, server)
 
 
 @needs_triton

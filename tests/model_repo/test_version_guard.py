@@ -85,7 +85,7 @@ def test_without_a_stamp_the_version_is_compared(tmp_path: Path) -> None:
     [
         ("0.21.0", "nvcr.io/nvidia/tritonserver:25.08-trtllm-python-py3"),
         ("1.1.0", "nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3"),
-        ("1.2.1", "no container of Triton is known to have TensorRT-LLM 1.2"),
+        ("1.2.1", "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"),
         ("0.9.0", "no container of Triton is known to have TensorRT-LLM 0.9"),
     ],
 )
