@@ -466,3 +466,15 @@ def test_halves_of_an_mlp_in_different_formats_are_a_reason(tmp_path: Path) -> N
     checkpoint = checkpoint_of(model, tmp_path / "checkpoint", Mapping(), quantization=one)
     (reason,) = layout_reasons(checkpoint.config)
     assert reason.startswith("layer 1: fc none, gate W8A16, of which")
+
+
+def test_folded_scales_compute_the_same(tmp_path: Path) -> None:
+    """The checkpoint read back has the scales in its norms; its CPU engine answers alike."""
+    model = write_model(tmp_path / "model", **WIDE)
+    settings = ("quantization.algo=W4A16_AWQ", "dtype=float16")
+    limits = ("target.kind=cpu", "build.max_num_tokens=64", "build.max_batch_size=4")
+    made = build(model, tmp_path / "out", *PYTORCH, *settings)["engine"].directory
+    again = build(made, tmp_path / "again", *limits)["engine"].directory
+    direct = build(model, tmp_path / "direct", *settings, *limits)["engine"].directory
+    # The norms of this model are ones, so that their products with scales are exact.
+    np.testing.assert_array_equal(logits(again), logits(direct))
