@@ -40,11 +40,13 @@ class NotReadableError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One kernel. `types` are the element types of its inputs that are numbers, in order."""
+    """One kernel. `types` are the element types of its inputs that are numbers, in order; `made`,
+    those of its outputs."""
 
     kind: Kind
     kernel: str
     types: tuple[str, ...]
+    made: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,10 @@ class Program:
         return tuple(
             launch.kernel
             for launch in self.launches
-            if launch.kind == "other" and set(launch.types) & set(NARROW)
+            if launch.kind == "other"
+            and set(launch.types) & set(NARROW)
+            # One that lays scales out anew makes narrow numbers of narrow numbers.
+            and set(launch.made) & set(WIDE)
         )
 
 
@@ -149,9 +154,6 @@ def _launch(line: str, types: dict[str, str]) -> Launch | None:
     if matched is None:
         return None
     form, kernel = matched[1], matched[2]
-    listed = re.search(r" input(?:_args)?=\{([^}]*)\}", line)
-    names = re.findall(r'"([^"]*)"', listed[1]) if listed else []
-    found = (types.get(name, "") for name in names)
     if form.startswith("comm_"):
         kind: Kind = "collective"
         kernel = form
@@ -162,8 +164,19 @@ def _launch(line: str, types: dict[str, str]) -> Launch | None:
     else:
         kind = "other"
     return Launch(
-        kind=kind, kernel=kernel, types=tuple(one for one in found if one in (*NARROW, *WIDE))
+        kind=kind,
+        kernel=kernel,
+        types=_numbers(line, "input", types),
+        made=_numbers(line, "output", types),
     )
+
+
+def _numbers(line: str, side: str, types: dict[str, str]) -> tuple[str, ...]:
+    """Return the element types of a launch's inputs or outputs that are numbers."""
+    listed = re.search(rf" {side}(?:_args)?=\{{([^}}]*)\}}", line)
+    names = re.findall(r'"([^"]*)"', listed[1]) if listed else []
+    found = (types.get(name, "") for name in names)
+    return tuple(one for one in found if one in (*NARROW, *WIDE))
 
 
 def _label(launch: Launch) -> str:

@@ -118,12 +118,19 @@ def test_emulation_is_seen(launches: list[Any], said: str) -> None:
     program = Program(
         accelerators=("sm89",),
         launches=tuple(
-            Launch(kind=kind, kernel=name, types=types) for kind, name, types in launches
+            Launch(kind=kind, kernel=name, types=types, made=("half",))
+            for kind, name, types in launches
         ),
     )
     expected = Expected(max_wide_gemms=1)
     expected.gemms["int8 x int8"] = 2
     assert any(said in line for line in contradictions(program, expected))
+
+
+def test_scales_that_are_moved_are_not_dequantized() -> None:
+    """NVFP4 lays block scales out anew before a product."""
+    moved = Launch(kind="other", kernel="Move", types=("fp8_e4m3",), made=("fp8_e4m3",))
+    assert Program(accelerators=("sm120",), launches=(moved,)).dequantizes == ()
 
 
 def test_plan_of_an_unknown_version_is_not_readable(engine: Path, tmp_path: Path) -> None:
