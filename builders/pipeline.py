@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from llmc import artifacts
 from llmc.builders import automatic, shapes
+from llmc.builders.adoption import adopt
 from llmc.builders.choices import alternatives_of
 from llmc.builders.convert import convert, preflight
 from llmc.builders.hf.preflight import examine
@@ -71,7 +72,7 @@ def build(
     """Make `output`/checkpoint and, unless `until` says otherwise, `output`/engine.
 
     A target whose engines are bound to a GPU that is not here makes `output`/gpu_build instead: the
-    job that builds it.
+    job that builds it. What that job built, copied to `output`/engine, is taken over.
 
     `report` is told of each stage when it is done. `workers` threads write rank files. `force` runs
     stages whose result is there already.
@@ -97,10 +98,14 @@ def build(
     results.append(checkpoint)
     if until == "engine":
         if hasattr(plan.target, "hand_over") and plan.target.hands_over(recipe.target):
-            results.append(_hand_over(plan, checkpoint, output / "gpu_build", force))
+            results.append(job := _hand_over(plan, checkpoint, output / "gpu_build", force))
+            report(job)
+            engine = _adopt(plan, checkpoint, job, output / "engine")
         else:
-            results.append(_build_engine(plan, checkpoint, output / "engine", progress, force))
-        report(results[-1])
+            engine = _build_engine(plan, checkpoint, output / "engine", progress, force)
+        if engine is not None:
+            results.append(engine)
+            report(engine)
     return tuple(results)
 
 
@@ -421,4 +426,18 @@ def _hand_over(plan: _Plan, checkpoint: StageResult, final: Path, force: bool) -
         tools={"llmc": tool_version(*_COMPILER_ROOMS)},
         target=plan.recipe.target.model_dump(mode="json"),
         force=force,
+    )
+
+
+def _adopt(
+    plan: _Plan, checkpoint: StageResult, job: StageResult, final: Path
+) -> StageResult | None:
+    """Return the engine that the job built, if it has been brought here."""
+    return adopt(
+        final,
+        plan.target.job_id(job.directory),
+        inputs={"checkpoint": checkpoint.manifest.content_digest},
+        recipe={"build": asdict(plan.limits)},
+        tools={"llmc": tool_version(*_COMPILER_ROOMS)},
+        target=plan.recipe.target.model_dump(mode="json"),
     )

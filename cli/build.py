@@ -271,6 +271,7 @@ def run(
     emitted of an engine that failed, unless `allow_ungated`.
     """
     from llmc.builders import pipeline
+    from llmc.builders.adoption import is_adoptable
     from llmc.cli.render import ConsoleProgress
     from llmc.gate.stand_in import is_hugging_face
     from llmc.gate.step import failed_kept_aside, gate_build
@@ -279,7 +280,8 @@ def run(
     from llmc.stages import exclusive, require_replaceable
 
     for name in ("sensitivity", "checkpoint", "engine", "gpu_build", "gate", "model_repo"):
-        require_replaceable(output / name)
+        if not is_adoptable(output / name):
+            require_replaceable(output / name)
     results: list[StageResult] = []
     aside = failed_kept_aside(output, allow_ungated=allow_ungated)
     with exclusive(output), aside, ConsoleProgress() as bar:
@@ -296,7 +298,11 @@ def run(
         _write_recipe(recipe, output / "recipe.yaml")
         engine, gate = results[-1], None
         if engine.manifest.stage == "gpu_build":
-            log.info("gate and repository: not before %s has run", engine.directory / "build.sh")
+            log.info(
+                "gate and repository: not before %s has run and %s is what it built; then build"
+                " again",
+                *(engine.directory / "build.sh", output / "engine"),
+            )
             return results, None
         if until in (Until.gate, Until.repo) and recipe.gate.enabled:
             try:

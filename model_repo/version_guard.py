@@ -9,14 +9,13 @@ its containers' variable NVIDIA_TRITON_SERVER_VERSION (qa/common of that reposit
 """
 
 import importlib.metadata
-import json
 import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from llmc.engine_stamp import read_stamp
 from llmc.errors import ServeError
 from llmc.model_repo.engine_config import Engine
 from llmc.model_repo.lint_engine import find_engine
@@ -28,8 +27,6 @@ log = logging.getLogger(__name__)
 
 BACKEND = "tensorrtllm"
 CONTAINER_VARIABLE = "NVIDIA_TRITON_SERVER_VERSION"
-STAMP = "build.json"
-"""What built an engine, for which GPU: written beside it by llmc and by the job for a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,18 +130,6 @@ def container_hint(version: str) -> str:
             " with tensorrtllm_backend's Dockerfile of that release"
         )
     return f"serve it in {line.triton_container}"
-
-
-def read_stamp(engine_dir: Path) -> dict[str, Any]:
-    """Return what is known of the engine's build; empty for one that was built otherwise."""
-    path = engine_dir / STAMP
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ServeError(f"{path}: {error}; expected what built the engine, as JSON") from error
-    return found if isinstance(found, dict) else {}
 
 
 def _engines(repository: Path) -> Iterator[Engine]:

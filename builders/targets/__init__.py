@@ -8,7 +8,8 @@ target's variant of the recipe, `source` a Checkpoint; of a target that exports
 machines can build for exports `check_host(options)`, which raises ToolchainError on another.
 
 A target whose engines may be built elsewhere has `hand_over(checkpoint, output_dir, *, limits,
-options)`, which writes the job that builds them, and `hands_over(options)`, which says when.
+options)`, which writes the job that builds them, `hands_over(options)`, which says when, and
+`job_id(job_dir)`, which returns what the job stamps its engines with.
 `toolchain()` returns what engines built here depend on beside llmc. One whose checkpoints are not
 always split has `splits_checkpoint(options)`. READS_KERNEL_CHOICES says that a target reads those
 of the limits.

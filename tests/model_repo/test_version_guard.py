@@ -16,7 +16,12 @@ from tests.model_repo.handmade import write_engine, write_repository
 
 H100 = HostGpu(name="NVIDIA H100", capability=90, memory_gib=80.0, driver="580.95.05")
 OLD_DRIVER = HostGpu(name="NVIDIA H100", capability=90, memory_gib=80.0, driver="570.86.10")
-STAMP = {"tensorrt_llm": "1.1.0", "tensorrt": "10.13.3.9", "compute_capability": 90}
+STAMP = {
+    "tensorrt_llm": "1.1.0",
+    "tensorrt": "10.13.3.9",
+    "gpu": "NVIDIA H100",
+    "compute_capability": 90,
+}
 
 OTHER_LINE = "engine: built by TensorRT-LLM 1.1.0, the one of Triton's container 25.08 is 0.21.0"
 

@@ -9,6 +9,7 @@ how it reads each quantization, `pytorch_layout` which Hugging Face tensors ther
 `pytorch_export` and `pytorch_settings` write them.
 """
 
+from llmc.builders.targets.tensorrt_llm.jobs import job_id
 from llmc.builders.targets.tensorrt_llm.local_build import toolchain
 from llmc.builders.targets.tensorrt_llm.target import (
     build,
@@ -27,6 +28,7 @@ __all__ = [
     "check_host",
     "hand_over",
     "hands_over",
+    "job_id",
     "splits_checkpoint",
     "toolchain",
     "unsupported",

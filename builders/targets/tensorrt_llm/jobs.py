@@ -4,10 +4,13 @@ build.sh checks what it was given and where it runs before it builds: the checkp
 version of TensorRT-LLM, the GPUs' number and compute capability.
 """
 
+import hashlib
 import json
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
+from llmc import artifacts
 from llmc.tensorrt_llm_versions import Version
 
 ARTIFACT = "llmc-build"
@@ -36,6 +39,8 @@ case "$version" in
 {line}.*) ;;
 *) fail "TensorRT-LLM $version, expected {line}; run this in {container}" 5 ;;
 esac
+tensorrt=$(python3 -c 'import tensorrt; print(tensorrt.__version__)') ||
+    fail "no TensorRT; run this in {container}" 5
 
 gpus=$(nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader) || fail "no GPU" 5
 [ "$(wc -l <<<"$gpus")" -ge {workers} ] ||
@@ -48,14 +53,19 @@ done <<<"$gpus"
 rm -rf "$engine.part"
 {command}
 (cd "$checkpoint" && cp -- {tokenizer} "$engine.part"/)
-printf '{{"tensorrt_llm": "%s", "gpu": "%s", "compute_capability": {capability}}}\\n' \\
-    "$version" "$(head -n 1 <<<"$gpus" | cut -d , -f 1)" >"$engine.part/build.json"
+job=$(cd "$here" && sha256sum build.sh checkpoint.sha256 | sha256sum | cut -d ' ' -f 1)
+{{
+    printf '{{"tensorrt_llm": "%s", "tensorrt": "%s", ' "$version" "$tensorrt"
+    printf '"gpu": "%s", ' "$(head -n 1 <<<"$gpus" | cut -d , -f 1)"
+    printf '"compute_capability": %s, "job": "%s"}}\\n' {capability} "$job"
+}} >"$engine.part/build.json"
 rm -rf "$engine"
 mv "$engine.part" "$engine"
 """
 
 _GITHUB = """\
 # The GPU half of a build: takes the artifact {artifact} (checkpoint and gpu_build) of a run.
+# With its artifact `engine` in out/engine, the same `llmc build` measures it and emits.
 name: engine
 on:
   workflow_dispatch:
@@ -98,7 +108,7 @@ jobs:
 
 _GITLAB = """\
 # The GPU half of a build: include it in a pipeline whose job `checkpoint` leaves out/checkpoint and
-# out/gpu_build as artifacts.
+# out/gpu_build as artifacts. With its out/engine, the same `llmc build` measures it and emits.
 engine:
   image:
     name: {container}
@@ -154,6 +164,15 @@ def job_files(job: Job) -> dict[str, str]:
         "gitlab-ci.yml": _GITLAB.format(**words),
         "job.json": json.dumps(described, indent=4) + "\n",
     }
+
+
+def job_id(job_dir: Path) -> str:
+    """Return the digest that build.sh stamps its engines with: of itself and of its checkpoint."""
+    lines = [
+        f"{artifacts.digest_file(job_dir / name)}  {name}\n"
+        for name in ("build.sh", "checkpoint.sha256")
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _shell(command: list[str]) -> str:

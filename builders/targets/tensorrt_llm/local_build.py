@@ -23,6 +23,7 @@ from llmc.builders.targets.tensorrt_llm.tensorrt_llm_api import (
     refit_ranks,
 )
 from llmc.checkpoint import Checkpoint
+from llmc.engine_stamp import STAMP
 from llmc.errors import BuildError, LlmcError, ToolchainError
 from llmc.log import Progress
 from llmc.nvidia import HostGpu, find_gpus
@@ -34,9 +35,6 @@ HOPPER = 90
 
 TIMING_CACHE = "timing.cache"
 """Beside the engine, unless the recipe names another: later builds of the directory read it."""
-
-STAMP = "build.json"
-"""What built an engine and for which GPU; build.sh writes the same (jobs.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

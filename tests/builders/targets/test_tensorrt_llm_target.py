@@ -15,6 +15,7 @@ import yaml
 from llmc.builders import pipeline
 from llmc.builders.targets import BuildLimits
 from llmc.builders.targets.tensorrt_llm import unsupported
+from llmc.builders.targets.tensorrt_llm.jobs import job_id
 from llmc.builders.targets.tensorrt_llm.memory import GIB, kv_block_bytes, num_kv_blocks
 from llmc.checkpoint import CheckpointConfig, Quantization
 from llmc.cli.targets import describe
@@ -156,7 +157,7 @@ def test_version_needs_no_quotes(version: str) -> None:
 def run_script(built: Path, tmp_path: Path, *, version: str, capability: str) -> Any:
     """Run build.sh where the tools of a GPU host are stand-ins that say what they are told."""
     tools = {
-        "python3": f"echo {version}",
+        "python3": f'case "$2" in *__version__*) echo 10.14.1.48 ;; *) echo {version} ;; esac',
         "nvidia-smi": f"printf 'NVIDIA H100, {capability}\\nNVIDIA H100, {capability}\\n'",
         "trtllm-build": 'printf "%s\\n" "$@" >"$LOG"; while [ "$1" != --output_dir ]; do shift;'
         ' done; mkdir -p "$2"',
@@ -187,8 +188,10 @@ def test_job_builds_what_the_recipe_says(built: Path, tmp_path: Path) -> None:
     stamp = json.loads((tmp_path / "engine" / "build.json").read_text(encoding="utf-8"))
     assert stamp == {
         "tensorrt_llm": "1.2.1",
+        "tensorrt": "10.14.1.48",
         "gpu": "NVIDIA H100",
         "compute_capability": 90,
+        "job": job_id(built / "gpu_build"),
     }
 
 
