@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from llmc.errors import LlmcError, ServeError
 from llmc.runtime.batch import Batch, Int32Array
 from llmc.runtime.comm import MpiCommunicator, open_communicator
 from llmc.runtime.engine import Engine, KvCacheConfig, RankConfig, load_engine
+from llmc.runtime.left_behind import end_with_server
 from llmc.runtime.microbatch import cut
 from llmc.runtime.rank_files import describe_rank, read_mapping, require_one_engine
 from llmc.runtime.watch import Report, Watch
@@ -36,8 +36,6 @@ _FIRST_LEN = 2048
 """Integers of the first broadcast of a step: a batch of that size needs no second one."""
 START_SECONDS = 120.0
 """How long a rank may take until it can be watched: to load Python and MPI, from a slow disk."""
-_LOOK_SECONDS = 1.0
-"""How often a rank looks whether its server runs."""
 LOST_EXIT_CODE = ServeError.exit_code
 
 
@@ -145,7 +143,7 @@ def join_as_follower(
     if ranks.launch_mode != "leader" or world_size == 1:
         return None
     comm = open_communicator(world_size)
-    _end_with_server(comm.rank)
+    end_with_server(f"rank {comm.rank}")
     if comm.rank == 0:
         return None
     (address, *_) = comm.share("")
@@ -174,21 +172,6 @@ def join_as_follower(
     thread = threading.Thread(target=run, name="llmc-rank", daemon=True)
     thread.start()
     return thread
-
-
-def _end_with_server(rank: int) -> None:
-    """End this process soon after its server, which leaves it behind at its exit timeout.
-
-    MPI's launcher would wait for it.
-    """
-    server = os.getppid()
-
-    def run() -> None:
-        while os.getppid() == server:
-            time.sleep(_LOOK_SECONDS)
-        end_process(rank, "its server ended")
-
-    threading.Thread(target=run, name="llmc-server", daemon=True).start()
 
 
 def end_job(comm: Link, reason: str) -> None:

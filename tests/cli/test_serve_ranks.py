@@ -105,8 +105,16 @@ def find_rank(process: "subprocess.Popen[str]", rank: int) -> psutil.Process:
 class Client(threading.Thread):
     """Asks in a thread of its own; keeps what comes back, and how it ends."""
 
-    def __init__(self, url: str, request: GenerateRequest, *, retry_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        request: GenerateRequest,
+        *,
+        model: str = "ensemble",
+        retry_seconds: float = 0.0,
+    ) -> None:
         super().__init__(daemon=True)
+        self.model = model
         self.url, self.request, self.retry_seconds = url, request, retry_seconds
         self.pieces: list[GeneratePiece] = []
         self.error: str | None = None
@@ -115,7 +123,11 @@ class Client(threading.Thread):
     def run(self) -> None:
         try:
             answer = generate(
-                self.url, self.request, timeout_seconds=120, retry_seconds=self.retry_seconds
+                self.url,
+                self.request,
+                model=self.model,
+                timeout_seconds=120,
+                retry_seconds=self.retry_seconds,
             )
             for piece in answer:
                 self.pieces.append(piece)
@@ -276,11 +288,13 @@ def test_another_mpi(output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert re.search(r"rank 1 \(.*\) ended; all ranks end", stderr), stderr
 
 
-@pytest.mark.parametrize("second", [False, True], ids=["first_mpi", "second_mpi"])
+@pytest.mark.parametrize(
+    ("second", "model"), [(False, "ensemble"), (False, "tensorrt_llm_bls"), (True, "ensemble")]
+)
 def test_started_by_hand_it_ends_when_it_is_told_to(
-    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: bool
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: bool, model: str
 ) -> None:
-    """Triton does not get beyond its exit timeout while an ensemble's stream is open."""
+    """Triton does not get beyond its exit timeout while a stream is open."""
     launcher = ("--launcher", str(second_mpirun(monkeypatch))) if second else ()
     emit(output, launch_mode="leader", rank_timeout_s=RANK_TIMEOUT_S)
     with serving(output, tmp_path, "--dry-run", "--drain", "2", *launcher) as process:
@@ -293,7 +307,7 @@ def test_started_by_hand_it_ends_when_it_is_told_to(
     try:
         assert wait_until(lambda: answers(f"http://127.0.0.1:{http[1]}/v2/health/ready"), 150)
         owned.look(server.pid)
-        Client(f"127.0.0.1:{grpc[1]}", LONG).wait_for_tokens()
+        Client(f"127.0.0.1:{grpc[1]}", LONG, model=model).wait_for_tokens()
         server.terminate()
         server.wait(60)
         assert wait_until(lambda: not any(map(is_alive, owned.processes))), owned.left()

@@ -17,6 +17,7 @@ import triton_python_backend_utils as pb_utils
 
 from llmc.errors import LlmcError, ServeError
 from llmc.model_repo import signatures
+from llmc.runtime.left_behind import end_with_server
 from llmc.runtime.triton_text import StreamedTexts, StreamKey
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -39,6 +40,8 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Start the threads; there is nothing to load."""
+        # Requests whose answers a server that stops never brings keep `finalize` waiting.
+        end_with_server(args["model_name"])
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self._llm = parameters["tensorrt_llm_model_name"]
