@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from llmc.errors import CheckpointError, UnsupportedError
@@ -13,6 +14,7 @@ from llmc.model_repo.engine_config import Engine, read_engine
 from llmc.model_repo.lint import lint_repository
 from llmc.model_repo.options import RepositoryOptions
 from llmc.model_repo.pbtxt import CONFIG_FILE, write_config
+from llmc.model_repo.queues import queue_reasons
 from llmc.model_repo.specs import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -68,53 +70,58 @@ def _relative(directory: Path, output: Path) -> str:
 
 
 def _check(engine: Engine, tokenizer_dir: Path, options: RepositoryOptions) -> None:
-    limit = engine.build.get("max_batch_size")
-    if not isinstance(limit, int) or "logits_dtype" not in engine.pretrained:
+    if not isinstance(engine.build.get("max_batch_size"), int) or (
+        "logits_dtype" not in engine.pretrained
+    ):
         raise CheckpointError(
             f"{engine.directory}/config.json: expected build_config.max_batch_size and"
             " pretrained_config.logits_dtype"
         )
-    version = engine.version
-    if not engine.is_ours and not (version and TEMPLATE_SINCE <= version <= TEMPLATE_UNTIL):
-        raise UnsupportedError(
-            f"{engine.directory}: an engine of TensorRT-LLM {engine.version_text or 'no version'},"
-            " expected one of 0.20 to 1.2"
+    if not engine.is_ours and not (tokenizer_dir / "tokenizer.json").is_file():
+        raise CheckpointError(
+            f"{tokenizer_dir}: no tokenizer.json",
+            hint="--tokenizer names a directory that has it",
         )
+    reasons = [*_reasons(engine, options), *queue_reasons(options)]
+    if reasons:
+        raise UnsupportedError(f"{engine.directory}: cannot be served as the recipe says", reasons)
+    if engine.is_ours and (unused := backend_parameters(options)):
+        log.warning("serve.tensorrt_llm: not for llmc's own executor: %s", ", ".join(unused))
+
+
+def _reasons(engine: Engine, options: RepositoryOptions) -> Iterator[str]:
+    """Yield what the options ask for and the models for this engine do not do."""
+    limit = engine.build["max_batch_size"]
     if options.max_batch_size is not None and options.max_batch_size > limit:
-        raise UnsupportedError(
-            f"max_batch_size: {options.max_batch_size} is more than the engine's {limit}",
-            hint="build the engine with a larger build.max_batch_size",
-        )
+        yield f"max_batch_size: {options.max_batch_size} is more than the engine's {limit}"
     if options.decoupled and options.postprocessing_instance_count > 1:
-        raise UnsupportedError(
+        yield (
             f"postprocessing_instance_count: {options.postprocessing_instance_count} with decoupled"
             " true: instances would overtake each other and scramble streamed text, expected 1"
         )
     if not engine.is_ours:
-        _check_backend(engine, tokenizer_dir, options)
-    elif unused := backend_parameters(options):
-        log.warning("serve.tensorrt_llm: not for llmc's own executor: %s", ", ".join(unused))
+        yield from _backend_reasons(engine, options)
 
 
-def _check_backend(engine: Engine, tokenizer_dir: Path, options: RepositoryOptions) -> None:
-    """Check what only TensorRT-LLM's backend minds.
+def _backend_reasons(engine: Engine, options: RepositoryOptions) -> Iterator[str]:
+    """Yield what TensorRT-LLM's backend minds.
 
     Source: tensorrtllm_backend at c2e65b88, docs/llama_multi_instance.md.
     """
+    version = engine.version
+    if not (version and TEMPLATE_SINCE <= version <= TEMPLATE_UNTIL):
+        yield (
+            f"an engine of TensorRT-LLM {engine.version_text or 'no version'}, expected one of 0.20"
+            " to 1.2"
+        )
     if options.llmc_tensors:
-        raise UnsupportedError("llmc_tensors: True, but TensorRT-LLM's backend does not have them")
+        yield "llmc_tensors: True, but TensorRT-LLM's backend does not have them"
     sets = options.tensorrt_llm.get("gpu_device_ids")
     instances = len(sets) if isinstance(sets, tuple) else 1
     if instances > 1 and engine.world_size != 1 and options.launch_mode == "leader":
-        raise UnsupportedError(
+        yield (
             f"launch_mode: leader, but gpu_device_ids has GPUs for {instances} instances of"
-            f" {engine.world_size} ranks each",
-            hint="serve.launch_mode orchestrator, or a server for each instance",
-        )
-    if not (tokenizer_dir / "tokenizer.json").is_file():
-        raise CheckpointError(
-            f"{tokenizer_dir}: no tokenizer.json",
-            hint="--tokenizer names a directory that has it",
+            f" {engine.world_size} ranks each: orchestrator, or a server for each instance"
         )
 
 

@@ -1,6 +1,7 @@
 """Where requests wait in Triton: batching, limits, priorities, timeouts."""
 
-from llmc.errors import UnsupportedError
+from collections.abc import Iterator
+
 from llmc.model_repo.options import RepositoryOptions
 from llmc.model_repo.specs import DynamicBatching, QueuePolicy
 
@@ -14,14 +15,20 @@ def batch_only(options: RepositoryOptions, max_batch_size: int) -> DynamicBatchi
     )
 
 
-def batch_by_priority(options: RepositoryOptions, max_batch_size: int) -> DynamicBatching:
-    """Return the queue of the model that requests wait for: with timeouts and priorities.
-
-    Raises: UnsupportedError for priorities that do not fit their levels.
-    """
+def queue_reasons(options: RepositoryOptions) -> Iterator[str]:
+    """Yield every priority that does not fit the levels."""
     levels, default = options.priority_levels, options.default_priority_level
     if default is not None and default > levels:
-        raise UnsupportedError(f"default_priority_level: {default}, expected 1 to {levels}")
+        yield f"default_priority_level: {default}, expected 1 to {levels}"
+    for name in ("priority_max_queue_sizes", "priority_timeouts_microseconds"):
+        values = getattr(options, name)
+        if values is not None and len(values) != levels:
+            yield f"{name}: {len(values)} values, expected one for each of {levels} priority_levels"
+
+
+def batch_by_priority(options: RepositoryOptions, max_batch_size: int) -> DynamicBatching:
+    """Return the queue of the model that requests wait for: with timeouts and priorities."""
+    levels, default = options.priority_levels, options.default_priority_level
     return DynamicBatching(
         preferred_batch_size=max_batch_size,
         max_queue_delay_microseconds=options.max_queue_delay_microseconds,
@@ -35,13 +42,6 @@ def batch_by_priority(options: RepositoryOptions, max_batch_size: int) -> Dynami
 
 def _priority_queues(options: RepositoryOptions) -> tuple[QueuePolicy, ...]:
     sizes, timeouts = options.priority_max_queue_sizes, options.priority_timeouts_microseconds
-    given = {"priority_max_queue_sizes": sizes, "priority_timeouts_microseconds": timeouts}
-    for name, values in given.items():
-        if values is not None and len(values) != options.priority_levels:
-            raise UnsupportedError(
-                f"{name}: {len(values)} values, expected one for each of"
-                f" {options.priority_levels} priority_levels"
-            )
     if sizes is None and timeouts is None:
         return ()
     levels = options.priority_levels

@@ -392,3 +392,12 @@ def test_what_does_not_fit_the_engine_is_refused(name: str, tmp_path: Path) -> N
     change(tmp_path)
     with pytest.raises(LlmcError, match=reason):
         emit(tmp_path, serve)
+
+
+def test_all_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
+    write_root(tmp_path, 2)
+    serve = "{max_batch_size: 999, llmc_tensors: true, default_priority_level: 1}"
+    with pytest.raises(LlmcError) as caught:
+        emit(tmp_path, serve)
+    reasons = ("max_batch_size: 999", "llmc_tensors: True", "default_priority_level: 1")
+    assert all(reason in caught.value.message for reason in reasons)

@@ -129,7 +129,8 @@ def num_ranks(served: Served) -> int:
 def test_leader(outputs: Build, expected: Expected, tmp_path: Path, name: str) -> None:
     """Each rank has a server; rank 0's answers."""
     output = outputs(name)
-    emit(output, launch_mode="leader")
+    # Triton warms the model up in the server of every rank.
+    emit(output, launch_mode="leader", warmup_prompt_tokens=16)
     with serve(output, tmp_path / "cache") as served:
         assert streams(served, "ensemble") == expected(name)
         assert streams(served, "tensorrt_llm_bls") == expected(name)
@@ -144,7 +145,7 @@ def orchestrated(
     """One server with a model of each mapping of a family, which starts its ranks; the mappings."""
     first, *others = names = list(request.param)
     output = outputs(first)
-    repository = emit(output, launch_mode="orchestrator")
+    repository = emit(output, launch_mode="orchestrator", warmup_prompt_tokens=16)
     for name in others:
         copy_model(repository, "tensorrt_llm", f"tensorrt_llm_{name}", name, outputs)
         copy_model(repository, "tensorrt_llm_bls", f"bls_{name}", name, outputs)

@@ -97,6 +97,10 @@ class TritonPythonModel:
         """Enqueue every request or answer it with its error; tokens follow from other threads."""
         for request in requests:
             sender = request.get_response_sender()
+            if self._following is not None:
+                # A warm-up, which Triton gives to every rank: rank 0's is all ranks'.
+                sender.send(flags=FINAL)
+                continue
             try:
                 self._start(request, sender)
             except LlmcError as error:
