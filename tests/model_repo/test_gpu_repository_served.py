@@ -15,14 +15,16 @@ from typing import Any, NamedTuple
 import pytest
 import tritonclient.grpc as triton
 
+from llmc.cli.repository import write_repository
 from llmc.model_repo.client import GeneratePiece, GenerateRequest, generate
 from llmc.model_repo.metrics import read_metrics
+from llmc.recipes.loader import load_recipe
 from llmc.runtime.engine import KvCacheConfig
 from llmc.runtime.executor import ExecutorConfig
 from llmc.runtime.request import SamplingParams
 from llmc.runtime.session import Session, open_session
 from tests.model_repo.handmade import write_engine
-from tests.model_repo.served import MAX_SEQ_LEN, Served, emit, needs_triton, serve
+from tests.model_repo.served import MAX_SEQ_LEN, Served, needs_triton, serve
 
 pytestmark = [needs_triton, pytest.mark.slow]
 
@@ -30,13 +32,30 @@ PROMPT = "the quick brown fox"
 SAMPLING: dict[str, Any] = {"temperature": 3.0, "top_k": 0, "seed": 3}
 """Random bytes: characters that are split over tokens, and some that never become whole."""
 
-SERVE: dict[str, Any] = {
-    "llmc_tensors": False,
-    "max_batch_size": 8,
-    "warmup_prompt_tokens": 20,
-    "tensorrt_llm": {"batching_strategy": "inflight_fused_batching", "max_beam_width": None},
-}
+GPU, CPU = "target: {kind: tensorrt-llm, version: 1.2}", "target: {kind: cpu}"
+RECIPE = f"""
+model: anything
+{GPU}
+serve:
+  llmc_tensors: false
+  max_batch_size: 8
+  max_tokens_in_paged_kv_cache: {8 * MAX_SEQ_LEN}
+  cancellation_check_period_ms: 10
+  warmup_prompt_tokens: 20
+  tensorrt_llm: {{lora_cache_max_adapter_size: 32, kv_cache_host_memory_bytes: 1000000}}
+"""
+"""Of GPUs; with its second line swapped, of this machine."""
+
 SAME_FILES = ("preprocessing", "postprocessing", "ensemble", "tensorrt_llm_bls")
+
+
+def write(root: Path, text: str) -> Path:
+    """Write the repository of `root`/engine as a recipe says; return its directory."""
+    recipe, repository = root / "recipe.yaml", root / "model_repo"
+    recipe.write_text(text)
+    repository.mkdir()
+    write_repository(load_recipe(recipe), root / "engine", repository)
+    return repository
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +63,7 @@ def output(served_output: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """The engine of `served_output`, in a repository with NVIDIA's tensors alone."""
     root = tmp_path_factory.mktemp("swapped") / "out"
     shutil.copytree(served_output / "engine", root / "engine")
-    repository = emit(root, **SERVE)
+    repository = write(root, RECIPE.replace(GPU, CPU))
     # The same once more, under another name, with TensorRT-LLM's way of streaming text.
     other = shutil.copytree(repository / "tensorrt_llm_bls", repository / "accumulating")
     file = other / "config.pbtxt"
@@ -92,7 +111,7 @@ def test_the_other_models_are_those_of_tensorrt_llms_backend(output: Path, tmp_p
     """File by file, to the last byte: only tensorrt_llm differs."""
     engine_dir = write_engine(tmp_path / "engine", tp=1, version="1.2.1")
     shutil.copy(output / "engine" / "tokenizer.json", engine_dir)
-    gpu = emit(tmp_path, **SERVE)
+    gpu = write(tmp_path, RECIPE)
     cpu = output / "model_repo"
     files = [file.relative_to(gpu) for model in SAME_FILES for file in (gpu / model).rglob("*.*")]
     assert {file.name for file in files} == {"config.pbtxt", "model.py", ".keep"}
