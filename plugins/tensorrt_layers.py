@@ -172,6 +172,16 @@ class Layers:
         parts = self.split_last(tensor, tensor.shape[2] // size)
         return self.reshape(self.cut(parts, 2, start // size, count // size), (0, 0, count))
 
+    def in_rows_of(self, tensor: Tensor, model: Tensor, count: int) -> Tensor:
+        """Reshape to [B, S, count], B and S those of `model` [B, S, columns]."""
+        shape = self.output(self.network.add_shape(model), "shape")
+        rows = self.output(self.network.add_slice(shape, (0,), (2,), (1,)), "rows")
+        size = self.network.add_concatenation([rows, self.small([count], "int64")])
+        size.axis = 0
+        layer = self.network.add_shuffle(tensor)
+        layer.set_input(1, self.output(size, "size"))
+        return self.output(layer, "shuffle")
+
     def cut(self, tensor: Tensor, axis: int, start: int, count: int) -> Tensor:
         """Return places [start, start + count) of an axis."""
         return self._run(tensor, axis, start, count - tensor.shape[axis], "STRICT_BOUNDS", "cut")
@@ -203,6 +213,24 @@ class Layers:
         if batched:
             layer.num_elementwise_dims = 1
         return self.output(layer, "gather")
+
+    def gather_each(self, tensor: Tensor, places: Tensor) -> Tensor:
+        """Take, of each row of the last axis, the elements at that row's own places."""
+        layer = self.network.add_gather_v2(tensor, places, self.trt.GatherMode.ELEMENT)
+        layer.axis = len(tensor.shape) - 1
+        return self.output(layer, "gather_each")
+
+    def largest(self, tensor: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the `count` largest along the last axis, falling, and their places, int32.
+
+        Of equals the first is the larger (builders/targets/tensorrt_interpreter/indexing.py).
+        """
+        axes = 1 << (len(tensor.shape) - 1)
+        layer = self.network.add_topk(tensor, self.trt.TopKOperation.MAX, count, axes)
+        values = self.output(layer, "largest")
+        places = layer.get_output(1)
+        places.name = f"{values.name}.places"
+        return values, places
 
     def quantize(self, tensor: Tensor, scale: Tensor, dtype: str) -> Tensor:
         layer = self.network.add_quantize(tensor, scale, self.data_type(dtype))

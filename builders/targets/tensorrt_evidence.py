@@ -9,6 +9,7 @@ from llmc.builders.targets.tensorrt_plan import NARROW, NotReadableError, Plan, 
 from llmc.plugins import graph
 from llmc.plugins.attention.tensorrt import is_fused
 from llmc.plugins.graph import Network, OpCall
+from llmc.plugins.moe.tensorrt import num_second_products, runs
 from llmc.quant.format import load_format
 
 WEIGHTS: dict[tuple[str, int], str] = {
@@ -19,47 +20,72 @@ WEIGHTS: dict[tuple[str, int], str] = {
 }
 """(kind of number, bits) → the type a GEMM must read."""
 
+_PLAIN = "none"
 _FLOATS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4")
 
 
 @dataclass(slots=True, kw_only=True)
 class Expected:
     """`gemms`: label → least number of products. `max_wide_gemms`: most products of 16-bit numbers
-    beside them; a product of several modules may have been cut at their borders."""
+    beside them; a product of several modules may have been cut at their borders. `products`: least
+    number of all; those of one input may have become one."""
 
     attentions: int = 0
     collectives: int = 0
     gemms: Counter[str] = field(default_factory=Counter)
     max_wide_gemms: int = 0
+    products: int = 0
 
 
 def expected_of(network: Network, dtype: str) -> Expected:
     """Return what each program of the network's plan has to show."""
     found = Expected()
+    # Products of one input and one kind of weight may have become one.
+    firsts: set[tuple[str, str]] = set()
     for call in network.ops:
+        quant = str(call.attrs.get("quant", "none"))
         if call.plugin == "attention":
             fused = is_fused(call, dtype)
             found.attentions += fused
             found.max_wide_gemms += 0 if fused else 2
         elif call.plugin == "linear":
-            _expect_linear(found, call, dtype)
+            firsts.add((quant, call.inputs[0]))
+            _expect_linear(found, call, quant)
+        elif call.plugin == "moe":
+            firsts.add((quant, call.inputs[0]))
+            _expect_experts(found, call, quant, dtype)
         found.collectives += graph.spec(call.plugin).communicates
+    found.gemms.update(_label_of(quant, dtype) for quant, _ in firsts if quant != _PLAIN)
+    # The head, of one row, is no product where the vocabulary is small.
+    found.products += len({value for _, value in firsts}) - len(network.outputs)
     return found
 
 
-def _expect_linear(found: Expected, call: OpCall, dtype: str) -> None:
+def _expect_linear(found: Expected, call: OpCall, quant: str) -> None:
     # q, k and v are one tensor; the builder may still cut it where the network slices the product.
     parts = 3 if call.name.endswith(".qkv") else len(call.weights["weight"])
-    quant = str(call.attrs["quant"])
-    if quant == "none":
+    if quant == _PLAIN or load_format(quant).config.get("has_zero_point"):
         found.max_wide_gemms += parts
-        return
+
+
+def _expect_experts(found: Expected, call: OpCall, quant: str, dtype: str) -> None:
+    num_runs, num_seconds = len(runs(call)), num_second_products(call)
+    found.products += num_seconds
+    if "proj_bias" in call.weights:
+        found.max_wide_gemms += num_runs
+    if quant == _PLAIN:
+        # A first product may have been cut between its halves.
+        found.max_wide_gemms += 2 * num_runs + num_seconds
+    else:
+        found.gemms[_label_of(quant, dtype)] += num_seconds
+
+
+def _label_of(quant: str, dtype: str) -> str:
+    """Return what a product of a quantization multiplies, as tensorrt_plan tells it."""
     form = load_format(quant)
     narrow = WEIGHTS["float" if quant in _FLOATS else "integer", form.weight_bits]
     wide = {"float16": "half", "bfloat16": "bf16"}[dtype]
-    found.gemms[f"{wide if form.activation == 'none' else narrow} x {narrow}"] += 1
-    if form.config.get("has_zero_point"):
-        found.max_wide_gemms += parts
+    return f"{wide if form.activation == 'none' else narrow} x {narrow}"
 
 
 def gather(
@@ -115,6 +141,8 @@ def contradictions(program: Program, expected: Expected) -> list[str]:
     if collectives != expected.collectives:
         found.append(f"{collectives} collectives, expected {expected.collectives}")
     gemms = program.count("gemm")
+    if gemms.total() < expected.products:
+        found.append(f"{gemms.total()} products, expected at least {expected.products}")
     for label, least in expected.gemms.items():
         if gemms[label] < least:
             found.append(f"{gemms[label]} products of {label}, expected at least {least}")

@@ -27,6 +27,8 @@ _PROGRAM = b"header {\n"
 _LAUNCH = re.compile(r'^(function|fully_connected|runtime_fusion|comm_\w+)=\{ name="?([^"\s]+)')
 _TYPED = re.compile(r'name="([^"]*)"[^\n]* type=(\w+) \}')
 
+_CASTS = re.compile(r"Cast\w*Fc(?![a-z])")
+
 Kind = Literal["attention", "gemm", "collective", "other"]
 
 NARROW = ("fp4_e2m1", "int4", "int8", "fp8_e4m3")
@@ -185,5 +187,6 @@ def _label(launch: Launch) -> str:
         return launch.kernel
     wide = next((one for one in launch.types if one in WIDE), "unknown")
     narrow = next((one for one in NARROW if one in launch.types), wide)
-    both = narrow == wide or launch.types.count(narrow) > 1
+    # A product that casts both before it multiplies does so in 16 bits.
+    both = narrow == wide or launch.types.count(narrow) > 1 and not _CASTS.search(launch.kernel)
     return f"{narrow if both else wide} x {narrow}"

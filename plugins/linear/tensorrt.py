@@ -7,8 +7,9 @@ which the builder fuses into the product.
 
 from typing import Any
 
+from llmc.dtypes import numpy_dtype
 from llmc.plugins.graph import OpCall
-from llmc.plugins.linear.tensorrt_quantized import FORMATS, QuantizedWeight, product
+from llmc.plugins.linear.tensorrt_quantized import FORMATS, product, weight_of
 from llmc.plugins.tensorrt_lowering import Lowering, Tensor
 
 
@@ -25,12 +26,10 @@ def lower(call: OpCall, lowering: Lowering) -> None:
     x = lowering.value(call.inputs[0])
     if attrs["quant"] == "none":
         names, shape = call.weights["weight"], (1, attrs["out_features"], attrs["in_features"])
-        weight = lowering.weight(
-            "+".join(names), shape, lowering.dtype, lambda: lowering.read(names).reshape(shape)
-        )
+        weight = _constant(lowering, names, shape)
         y = lowering.layers.matmul(x, weight, transpose_b=True)
     else:
-        y = product(lowering, x, QuantizedWeight(call, lowering))
+        y = product(x, weight_of(call, lowering))
     lowering.set_value(call.outputs[0], _add_bias(call, lowering, y))
 
 
@@ -40,7 +39,15 @@ def _add_bias(call: OpCall, lowering: Lowering, y: Tensor) -> Tensor:
         return y
     attrs: dict[str, Any] = call.attrs
     names, shape = call.weights["bias"], (1, 1, attrs["out_features"])
-    bias = lowering.weight(
-        "+".join(names), shape, lowering.dtype, lambda: lowering.read(names).reshape(shape)
+    return lowering.layers.binary("SUM", y, _constant(lowering, names, shape))
+
+
+def _constant(lowering: Lowering, names: tuple[str, ...], shape: tuple[int, ...]) -> Tensor:
+    """Add tensors in the type of activations; a router's are float32 in the checkpoint."""
+    dtype = lowering.dtype
+    return lowering.weight(
+        "+".join(names),
+        shape,
+        dtype,
+        lambda: lowering.read(names).astype(numpy_dtype(dtype), copy=False).reshape(shape),
     )
-    return lowering.layers.binary("SUM", y, bias)

@@ -1,12 +1,13 @@
 """Products of quantized weights in TensorRT: one function for each way inputs and weights are held.
 
 Every format comes to the numbers of `interpret` (plugins/linear/quantized.py) first: portable and
-permuted weights alike. They are read once for each product, and only where values are wanted.
+permuted weights alike. They are read only where values are wanted.
 
 Legend: N out_features, K in_features, G groups along K.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,37 +18,32 @@ from llmc.plugins.graph import OpCall
 from llmc.plugins.linear.quantized import InputRounding, interpret
 from llmc.plugins.tensorrt_lowering import Lowering, Tensor
 from llmc.quant import fp8, nvfp4
-from llmc.quant.format import Choice, Elements, load_format
+from llmc.quant.format import Choice, Elements, QuantFormat, load_format
 from llmc.quant.integers import pack_nibbles
 
 Array = npt.NDArray[Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedWeight:
-    """The numbers of one call, read when first asked for and dropped when the last was taken."""
+    """One weight [N, K] to be, whose numbers are read when they are wanted and not kept.
 
-    def __init__(self, call: OpCall, lowering: Lowering) -> None:
-        self.call, self.lowering = call, lowering
-        self.quant = str(call.attrs["quant"])
-        self.form = load_format(self.quant)
-        attrs: dict[str, Any] = call.attrs
-        self.num_out: int = attrs["out_features"]
-        self.num_in: int = attrs["in_features"]
+    `name` begins the names of its constants. `group` is how many inputs share a scale of four bits
+    in the plan. `scales_input`: inputs are multiplied, or divided, before they are rounded.
+    """
 
-    def read(self) -> tuple[Elements, InputRounding]:
-        """Return the weight's numbers and how inputs are rounded."""
-        call, lowering = self.call, self.lowering
-        if not call.attrs["stored_quantized"]:
-            weight = lowering.read(call.weights["weight"])
-            return self.form.encode(weight, Choice(dtype=lowering.dtype)), InputRounding()
-        tensors = {
-            role: [lowering.read((name,)) for name in names]
-            for role, names in call.weights.items()
-            if role != "bias"
-        }
-        layout = call.attrs["layout"]
-        assert layout is None or isinstance(layout, str)
-        return interpret(self.quant, layout, tensors)
+    lowering: Lowering
+    name: str
+    quant: str
+    num_out: int
+    num_in: int
+    group: int
+    read: Callable[[], tuple[Elements, InputRounding]]
+    scales_input: bool = False
+
+    @property
+    def form(self) -> QuantFormat:
+        return load_format(self.quant)
 
     def constant(
         self,
@@ -56,21 +52,58 @@ class QuantizedWeight:
         dtype: str,
         take: Callable[[Elements, InputRounding], Array],
     ) -> Tensor:
-        """Add what `take` makes of the numbers as the constant "<weight's names>:<role>"."""
-        name = f"{'+'.join(self.call.weights['weight'])}:{role}"
-        return self.lowering.weight(name, shape, dtype, lambda: take(*self.read()))
+        """Add what `take` makes of the numbers as the constant "<name>:<role>"."""
+        return self.lowering.weight(f"{self.name}:{role}", shape, dtype, lambda: take(*self.read()))
 
 
-def product(lowering: Lowering, x: Tensor, weight: QuantizedWeight) -> Tensor:
+def weight_of(call: OpCall, lowering: Lowering) -> QuantizedWeight:
+    """Return the weight of a call of `linear`."""
+    attrs: dict[str, Any] = call.attrs
+    names, quant, num_in = call.weights["weight"], str(attrs["quant"]), attrs["in_features"]
+    form = load_format(quant)
+
+    def read() -> tuple[Elements, InputRounding]:
+        if not attrs["stored_quantized"]:
+            weight = lowering.read(names)
+            return form.encode(weight, Choice(dtype=lowering.dtype)), InputRounding()
+        tensors = {
+            role: [lowering.read((name,)) for name in of_modules]
+            for role, of_modules in call.weights.items()
+            if role != "bias"
+        }
+        return interpret(quant, attrs["layout"], tensors)
+
+    per_channel = form.granularity == "per_channel"
+    module = names[0].removesuffix(".weight")
+    return QuantizedWeight(
+        lowering=lowering,
+        name="+".join(names),
+        quant=quant,
+        num_out=attrs["out_features"],
+        num_in=num_in,
+        group=wide_group(num_in) if per_channel else lowering.group_size(module),
+        read=read,
+        scales_input="prequant_scaling_factor" in call.weights or "smoother" in call.weights,
+    )
+
+
+_WIDE_GROUPS = (128, 64, 32, 16)
+
+
+def wide_group(num_in: int) -> int:
+    """Return how many inputs share a scale in the plan where in the format `num_in` do."""
+    return next((size for size in _WIDE_GROUPS if num_in % size == 0), num_in)
+
+
+def product(x: Tensor, weight: QuantizedWeight) -> Tensor:
     """Return the product of x [B, S, K] with the weight, [B, S, N] in the type of activations."""
-    x = _scale_input(lowering, x, weight)
-    return FORMATS[weight.quant](lowering, x, weight)
+    return FORMATS[weight.quant](weight.lowering, _scale_input(weight, x), weight)
 
 
-def _scale_input(lowering: Lowering, x: Tensor, weight: QuantizedWeight) -> Tensor:
-    roles = weight.call.weights
-    if "prequant_scaling_factor" not in roles and "smoother" not in roles:
+def _scale_input(weight: QuantizedWeight, x: Tensor) -> Tensor:
+    if not weight.scales_input:
         return x
+    lowering = weight.lowering
 
     def factor(elements: Elements, rounding: InputRounding) -> Array:
         found = np.ones(weight.num_in, np.float32)
@@ -89,15 +122,20 @@ def _input_scale(elements: Elements, rounding: InputRounding) -> Array:
     return np.array(rounding.scale, np.float32)
 
 
+def round_input(x: Tensor, weight: QuantizedWeight, dtype: str) -> Tensor:
+    """Return x as numbers of `dtype` times the one scale the weight's format has for its input."""
+    if weight.form.activation == "none":
+        return x
+    layers = weight.lowering.layers
+    scale = weight.constant("input_scale", (), "float32", _input_scale)
+    return layers.dequantize(layers.quantize(x, scale, dtype), scale, weight.lowering.dtype)
+
+
 def _eight_bits(dtype: str) -> Callable[[Lowering, Tensor, QuantizedWeight], Tensor]:
     """Weights [N, K] with a scale for each row or for all, inputs rounded with one scale."""
 
     def lower(lowering: Lowering, x: Tensor, weight: QuantizedWeight) -> Tensor:
         layers = lowering.layers
-        rounded = x
-        if weight.form.activation != "none":
-            scale = weight.constant("input_scale", (), "float32", _input_scale)
-            rounded = layers.dequantize(layers.quantize(x, scale, dtype), scale, lowering.dtype)
         values = weight.constant(
             "values",
             (1, weight.num_out, weight.num_in),
@@ -106,7 +144,7 @@ def _eight_bits(dtype: str) -> Callable[[Lowering, Tensor, QuantizedWeight], Ten
         )
         scales = weight.constant("scales", (weight.num_out,), "float32", _row_scales(weight))
         matrix = layers.dequantize(values, scales, lowering.dtype, axis=1)
-        return layers.matmul(rounded, matrix, transpose_b=True)
+        return layers.matmul(round_input(x, weight, dtype), matrix, transpose_b=True)
 
     return lower
 
@@ -126,8 +164,7 @@ def _four_bits(lowering: Lowering, x: Tensor, weight: QuantizedWeight) -> Tensor
     A zero point is a matrix of rank G: the sums of each group's inputs times its zeros.
     """
     layers = lowering.layers
-    group = group_size(weight)
-    groups = weight.num_in // group
+    groups = weight.num_in // weight.group
     values = weight.constant(
         "values",
         (1, weight.num_in, weight.num_out),
@@ -138,7 +175,7 @@ def _four_bits(lowering: Lowering, x: Tensor, weight: QuantizedWeight) -> Tensor
     )
 
     def grouped(array: Array | None) -> Array:
-        assert array is not None, weight.call.name
+        assert array is not None, weight.name
         # A scale of a whole row is repeated: the builder has kernels of blocks only.
         repeated = np.repeat(array, groups // array.shape[1], axis=1)
         return np.ascontiguousarray(repeated.T).astype(numpy_dtype(lowering.dtype))
@@ -162,17 +199,6 @@ def _four_bits(lowering: Lowering, x: Tensor, weight: QuantizedWeight) -> Tensor
         sums = layers.reduce("SUM", layers.split_last(x, groups), 3)
         y = layers.binary("SUM", y, layers.matmul(layers.reshape(sums, (0, 0, groups)), zeros))
     return y
-
-
-WIDE_GROUPS = (128, 64, 32, 16)
-"""Inputs that may share a scale in the plan where in the format all do."""
-
-
-def group_size(weight: QuantizedWeight) -> int:
-    """Return how many inputs share a scale in the plan."""
-    if weight.form.granularity == "per_channel":
-        return next(size for size in WIDE_GROUPS if weight.num_in % size == 0)
-    return weight.lowering.group_size(weight.call.weights["weight"][0].removesuffix(".weight"))
 
 
 def _nvfp4(lowering: Lowering, x: Tensor, weight: QuantizedWeight) -> Tensor:

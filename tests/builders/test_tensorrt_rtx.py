@@ -95,6 +95,7 @@ def test_what_the_plan_lacks_is_named(engine: Path, config: CheckpointConfig) ->
     context = read_plan(engine / PLAN).programs[0]
     assert contradictions(context, wanted) == [
         "1 fused attention kernels, expected 2",
+        "4 products, expected at least 8",
         "4 products of half x int8, expected at least 8",
     ]
 
@@ -111,6 +112,11 @@ def test_what_the_plan_lacks_is_named(engine: Path, config: CheckpointConfig) ->
             [("gemm", "f", ("int8", "int8"))] * 2 + [("other", "Cast", ("int8",))],
             "Cast dequantizes",
         ),
+        (
+            [("gemm", "__myl_CastMulCastCastMulCastFc", ("float", "int8", "int8"))] * 2,
+            "0 products of int8 x int8, expected at least 2",
+        ),
+        ([("gemm", "f", ("int8", "int8"))], "1 products, expected at least 2"),
         ([("gemm", "f", ("int8", "int8"))] * 2 + [("collective", "c", ())], "1 collectives"),
     ],
 )
@@ -122,7 +128,7 @@ def test_emulation_is_seen(launches: list[Any], said: str) -> None:
             for kind, name, types in launches
         ),
     )
-    expected = Expected(max_wide_gemms=1)
+    expected = Expected(max_wide_gemms=1, products=2)
     expected.gemms["int8 x int8"] = 2
     assert any(said in line for line in contradictions(program, expected))
 

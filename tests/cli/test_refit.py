@@ -8,9 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmc.builders.convert import convert
+from llmc.builders.targets.tensorrt_network import make_shape
 from llmc.builders.targets.tensorrt_stepping import lower_ranks
-from llmc.checkpoint import Checkpoint
+from llmc.checkpoint import Checkpoint, Quantization
+from llmc.log import NullProgress
+from llmc.mapping import Mapping
 from llmc.weights import SafetensorsFile
+from tests.builders.families.tiny_families import write_case
 from tests.builders.targets.tensorrt_networks import TOOLKIT
 from tests.cli.run import llmc
 from tests.plugins.tiny_llama import TinyLlama
@@ -42,9 +47,29 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
     return write_checkpoint(tiny, tiny.config(tp=2), tmp_path / "checkpoint")
 
 
+@pytest.fixture
+def experts(tmp_path: Path) -> Checkpoint:
+    """Two ranks with half of the experts each, quantized: stacked tensors of every kind."""
+    model, _ = write_case(tmp_path / "mixtral", "mixtral")
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    convert(
+        model,
+        directory,
+        dtype="float16",
+        mapping=Mapping(tp_size=2, moe_ep_size=2),
+        quantization=Quantization.of("W4A16", None),
+        progress=NullProgress(),
+        workers=1,
+    )
+    return Checkpoint.open(directory)
+
+
+@pytest.mark.parametrize("written", ["checkpoint", "experts"])
 def test_every_rank_gets_the_weights_of_its_network(
-    run: Any, checkpoint: Checkpoint, tmp_path: Path
+    run: Any, written: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
+    checkpoint = request.getfixturevalue(written)
     engine = write_engine(checkpoint, tmp_path / "engine")
     done = run(engine)
     assert done.code == 0, done.stderr
@@ -56,7 +81,8 @@ def test_every_rank_gets_the_weights_of_its_network(
         file = SafetensorsFile.open(engine / f"rank{rank}.weights.safetensors")
         assert file.infos.keys() == lowered.weights.keys()
         for name, weight in lowered.weights.items():
-            wanted = np.asarray(weight.make()).reshape(weight.shape)
+            shape = make_shape(weight.shape, weight.dtype)
+            wanted = np.asarray(weight.make()).reshape(shape)
             np.testing.assert_array_equal(file.read(name), wanted, name)
 
 

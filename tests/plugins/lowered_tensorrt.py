@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from llmc.builders.targets.tensorrt_interpreter.graph import HELD
+from llmc.builders.targets.tensorrt_interpreter.inputs import Mode
 from llmc.builders.targets.tensorrt_interpreter.reader import read_network
 from llmc.builders.targets.tensorrt_interpreter.run import evaluate
 from llmc.builders.targets.tensorrt_network import NetworkLowering
 from llmc.builders.targets.tensorrt_stepping import POISON
 from llmc.builders.targets.tensorrt_toolkit import Toolkit
+from llmc.dtypes import dtype_name
 from llmc.plugins import graph
 from llmc.plugins.graph import OpCall
 from llmc.plugins.tensorrt_layers import Layers
@@ -29,7 +31,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class LoweredOp:
-    """The op's network in float32, with a KV cache of `num_slots` slots if it has one."""
+    """The op's network in `dtype`, with a KV cache of `num_slots` slots if it has one."""
 
     def __init__(
         self,
@@ -37,7 +39,8 @@ class LoweredOp:
         columns: Mapping[str, int],
         *,
         directory: Path,
-        tensors: Mapping[str, Float32Array] | None = None,
+        tensors: Mapping[str, npt.NDArray[Any]] | None = None,
+        dtype: str = "float32",
         max_seq_len: int = 64,
         num_slots: int = 1,
     ) -> None:
@@ -47,7 +50,7 @@ class LoweredOp:
         tiny = TinyLlama.make()
         lowering = NetworkLowering(
             layers=Layers(trt, definition, toolkit.last_error),
-            config=replace(tiny.config(), dtype="float32"),
+            config=replace(tiny.config(), dtype=dtype),
             max_seq_len=max_seq_len,
             embeds=True,
             table_inputs=False,
@@ -57,7 +60,9 @@ class LoweredOp:
         lowering.declare_inputs()
         for name in call.inputs:
             dims = (-1, -1, columns[name])
-            lowering.set_value(name, definition.add_input(name, trt.float32, dims))
+            lowering.set_value(
+                name, definition.add_input(name, lowering.layers.data_type(dtype), dims)
+            )
         graph.part(call.plugin, "tensorrt").lower(call, lowering)
         (output,) = call.outputs
         lowering.value(output).name = output
@@ -73,6 +78,7 @@ class LoweredOp:
         inputs: Mapping[str, Float32Array],
         starts: npt.ArrayLike = 0,
         prompt_lens: npt.ArrayLike = 0,
+        mode: Mode = "ideal",
     ) -> Float32Array:
         """Evaluate inputs [slots, S, columns], whose first tokens are at `starts` [slots]."""
         slots, length, _ = next(iter(inputs.values())).shape
@@ -89,14 +95,15 @@ class LoweredOp:
         given = {name: torch.tensor(array, dtype=HELD["INT32"]) for name, array in batch.items()}
         given |= {name: torch.from_numpy(array) for name, array in inputs.items()} | self._caches
         given = {name: tensor for name, tensor in given.items() if name in self.graph.inputs}
-        found = evaluate(self.graph, given, "ideal")[self._output]
+        found = evaluate(self.graph, given, mode)[self._output]
         result: Float32Array = found.numpy()
         return result
 
 
-def _write(path: Path, tensors: Mapping[str, Float32Array]) -> SafetensorsFile:
+def _write(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> SafetensorsFile:
     infos = [
-        TensorInfo(name=name, dtype="float32", shape=array.shape) for name, array in tensors.items()
+        TensorInfo(name=name, dtype=dtype_name(array.dtype), shape=array.shape)
+        for name, array in tensors.items()
     ]
     with SafetensorsWriter(path, infos) as writer:
         for name, array in tensors.items():

@@ -92,7 +92,9 @@ def topk(layer: Layer, inputs: Inputs, mode: Mode) -> tuple[torch.Tensor, torch.
     largest = choose(layer, "op", {"MAX": True, "MIN": False})
     (axis,) = axes_of_mask(layer.attrs["axes"], x.dim())
     count = layer.attrs["k"] if k is None else int(k)
-    # A stable sort: of equal values TensorRT takes the first.
+    # A stable sort: of equal values TensorRT takes the first. Its documents leave that open; the
+    # source from which TensorRT for RTX 1.7.1 compiles its kernels (MaxIndexOp) compares the places
+    # of equal values.
     order = x.argsort(dim=axis, descending=largest, stable=True).narrow(axis, 0, count)
     return x.gather(axis, order), order.to(HELD[layer.attrs["indices_type"]])
 

@@ -25,22 +25,36 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return directory, tokens, model(torch.tensor([tokens])).logits[0].numpy()
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_network_equals_transformers(case: Any, tp: int, tmp_path: Path) -> None:
-    """float32, a context and then token by token; only the order of sums differs."""
-    directory, tokens, wanted = case
+def check_network(case: Any, mapping: Mapping, directory: Path) -> None:
+    """Expect transformers' logits: float32, a context and then token by token, so that only the
+    order of sums differs."""
+    model, tokens, wanted = case
     convert(
+        model,
         directory,
-        tmp_path,
         dtype="float32",
-        mapping=Mapping(tp_size=tp),
+        mapping=mapping,
         quantization=Quantization(),
         progress=NullProgress(),
         workers=1,
     )
-    checkpoint = Checkpoint.open(tmp_path)
+    checkpoint = Checkpoint.open(directory)
     skip_unsupported(checkpoint.config)
     networks = list(lower_ranks(TOOLKIT, checkpoint, max_seq_len=MAX_SEQ_LEN))
     stepped = SteppedNetwork(networks, mode="ideal")
     logits = stepped.read(tokens, num_context=LENGTH - 8)[:, : wanted.shape[1]]
     assert np.abs(logits - wanted).max() < 1e-4 * wanted.std()
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_network_equals_transformers(case: Any, tp: int, tmp_path: Path) -> None:
+    check_network(case, Mapping(tp_size=tp), tmp_path)
+
+
+WITH_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss")
+
+
+@pytest.mark.parametrize("case", WITH_EXPERTS, indirect=True)
+def test_ranks_of_whole_experts_equal_transformers(case: Any, tmp_path: Path) -> None:
+    """tp slices experts; here each rank has half of them."""
+    check_network(case, Mapping(tp_size=2, moe_ep_size=2), tmp_path)

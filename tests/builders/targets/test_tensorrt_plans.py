@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmc.arch import MlaArch
+from llmc.arch import MlaArch, MoeArch
 from llmc.builders.network import build_network
 from llmc.builders.shapes import config_of
 from llmc.builders.targets import BuildLimits
@@ -64,6 +64,21 @@ def latent() -> CheckpointConfig:
 
 def quantized(algo: str) -> CheckpointConfig:
     return replace(llama(), quantization=Quantization.of(algo, None))
+
+
+def experts(algo: str | None) -> CheckpointConfig:
+    """Return the config of a layer of four experts with biases, and one for every token."""
+    moe = MoeArch(
+        num_experts=4,
+        top_k=2,
+        intermediate_size=128,
+        shared_expert_intermediate_size=256,
+        shared_expert_gate=True,
+        expert_bias=True,
+        router_bias=True,
+    )
+    quantization = Quantization.of(algo, None) if algo else Quantization()
+    return replace(llama(moe=moe), quantization=quantization, layout="sm80" if algo else None)
 
 
 def gemma2(directory: Path) -> CheckpointConfig:
@@ -146,3 +161,21 @@ def test_profiles_share_every_weight(tmp_path: Path) -> None:
 def test_plugin_formats_multiply_integers(tmp_path: Path, algo: str) -> None:
     for program in build(quantized(algo), tmp_path / "plan"):
         assert program["gemms"]["int8 x int8"] >= 4
+
+
+@pytest.mark.parametrize(
+    ("algo", "label", "least"),
+    [
+        (None, "half x half", 5),
+        ("W8A16", "half x int8", 9),
+        ("W4A16", "half x int4", 5),
+        ("FP8", "fp8_e4m3 x fp8_e4m3", 5),
+    ],
+)
+def test_experts_multiply_what_they_are_stored_as(
+    tmp_path: Path, algo: str | None, label: str, least: int
+) -> None:
+    """qkv and dense, both products of all experts at once (of W8A16 one for each expert's second)
+    and of the shared expert, whose first may be one with theirs. Nothing is only dequantized."""
+    for program in build(experts(algo), tmp_path / "plan"):
+        assert program["gemms"][label] >= least and not program["dequantizes"]
