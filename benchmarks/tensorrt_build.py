@@ -137,13 +137,14 @@ def build_one(
         output=str(path),
     )
     built, _ = build_in_worker(job, lambda phase, done, total: None)
-    yield from describe(built, config, path)
+    yield from describe(built, config, path, embeds=is_whole)
     path.unlink()
 
 
-def describe(built: Built, config: CheckpointConfig, path: Path) -> Iterator[str]:
+def describe(built: Built, config: CheckpointConfig, path: Path, *, embeds: bool) -> Iterator[str]:
     """Yield the numbers and, as the plan says them, its kernels: "context / generation"."""
-    facts, problems = gather(path, expected_of(build_network(config, 0), config.dtype), PROFILES)
+    expected = expected_of(build_network(config, 0), config.dtype, embeds=embeds)
+    facts, problems = gather(path, expected, PROFILES)
     yield f"{built.cpu_seconds:.0f}"
     yield f"{built.peak_memory_bytes / MIB:.0f}"
     yield f"{built.size_bytes / MIB:.0f}"

@@ -38,24 +38,21 @@ def describe() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {
         "cpu": {"runs on": "x86-64", "quantizations": [*FORMATS], "KV cache": ["INT8", "FP8"]}
     }
+    caches = {"INT8": rtx.INT8_KV_CACHE, "FP8": rtx.FP8_KV_CACHE}
     for group in rtx.CLASSES:
-        taken = {name for table in (rtx.REFUSED, rtx.EMULATED) for name in table}
-        taken = {
-            name
-            for name in taken
-            if group[0] in rtx.REFUSED.get(name, {}) or group[0] in rtx.EMULATED.get(name, {})
-        }
-        found[f"tensorrt-rtx {' and '.join(map(str, group))}"] = {
-            "runs on": f"compute capability {' and '.join(map(str, group))}",
-            "quantizations": [name for name in FORMATS if name not in taken],
-            "KV cache": [],
+        gpus = " and ".join(map(str, group))
+        found[f"tensorrt-rtx {gpus}"] = {
+            "runs on": f"compute capability {gpus}",
+            "quantizations": [name for name in FORMATS if group[0] in rtx.rtx_gpus_with(name)],
+            "KV cache": [
+                name for name, key in caches.items() if group[0] in rtx.rtx_gpus_with(key)
+            ],
         }
     for gpu in rtx.GPUS:
-        refused = rtx.REFUSED_BY_TENSORRT
         found[f"tensorrt {gpu}"] = {
             "runs on": f"compute capability {gpu}, and is built on it",
-            "quantizations": [name for name in FORMATS if gpu not in refused.get(name, {})],
-            "KV cache": [],
+            "quantizations": [name for name in FORMATS if gpu in rtx.gpus_with(name)],
+            "KV cache": [name for name, key in caches.items() if gpu in rtx.gpus_with(key)],
         }
     return found | _tensorrt_llm()
 

@@ -34,6 +34,11 @@ class Lowering(Protocol):
         ...
 
     @property
+    def embeds(self) -> bool:
+        """Whether weights have their values; if not, they are placeholders for a refit."""
+        ...
+
+    @property
     def vocab_size(self) -> int: ...
 
     @property

@@ -12,6 +12,7 @@ from llmc.builders.targets import BuildLimits
 from llmc.builders.targets import tensorrt_capabilities as known
 from llmc.builders.targets.tensorrt_directory import Choices, build_plans, network_reasons
 from llmc.builders.targets.tensorrt_module import gpu_capability, import_tensorrt, missing
+from llmc.builders.targets.tensorrt_network import Weights
 from llmc.checkpoint import Checkpoint, CheckpointConfig
 from llmc.errors import ToolchainError, UnsupportedError
 from llmc.log import Progress
@@ -27,7 +28,8 @@ def unsupported(
 
     What this machine's GPU and TensorRT do not have is among them where they are there at all.
     """
-    reasons = list(network_reasons(config, limits, "tensorrt"))
+    fp8_with = None if options.allow_emulated else _weights
+    reasons = list(network_reasons(config, limits, "tensorrt", fp8_with=fp8_with))
     capability: int | None = options.compute_capability or _or_none(gpu_capability)
     if capability is not None:
         reasons += known.quantization_reasons(
@@ -35,7 +37,7 @@ def unsupported(
             capability,
             str(capability),
             known.REFUSED_BY_TENSORRT,
-            {},
+            known.EMULATED_BY_TENSORRT,
             allow_emulated=options.allow_emulated,
         )
     trt = _or_none(import_tensorrt)
@@ -86,6 +88,10 @@ def build(
         is_readable=False,
     )
     return build_plans(source, output_dir, limits=limits, choices=choices, progress=progress)
+
+
+def _weights() -> Weights:
+    return "embed"
 
 
 def _or_none(find: Callable[[], Found]) -> Found | None:

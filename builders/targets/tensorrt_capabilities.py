@@ -20,6 +20,13 @@ _PER_TOKEN = "TensorRT has no products of inputs that are rounded per token"
 _W4A8 = "TensorRT refuses INT4 weights with FP8 inputs"
 _NO_BF16 = "bfloat16 begins with compute capability 80"
 
+_ROUNDED_KV_CACHE = (
+    "the cache stays in 16 bits: keys and values are rounded on their way into it and take as much"
+    " memory as before"
+)
+INT8_KV_CACHE, FP8_KV_CACHE = "KV cache of INT8", "KV cache of FP8"
+"""What the tables below call a kv_cache_quant_algo."""
+
 Table = Mapping[str, Mapping[int, str]]
 
 REFUSED: dict[str, dict[int, str]] = {
@@ -33,19 +40,15 @@ REFUSED: dict[str, dict[int, str]] = {
     "FP8": {75: _FROM_89, 80: _FROM_89},
     "FP8_PER_CHANNEL_PER_TOKEN": dict.fromkeys((75, 80, 89, 120), _PER_TOKEN),
     "NVFP4": dict.fromkeys((75, 80, 89), _FROM_120),
+    FP8_KV_CACHE: {75: _FROM_89, 80: _FROM_89},
 }
 """dtype or quant_algo → first capability of a class → why there is no plan."""
 
 EMULATED: dict[str, dict[int, str]] = {
     "W8A16": {75: "half of the products dequantize first"},
+    INT8_KV_CACHE: dict.fromkeys((75, 80, 89, 120), _ROUNDED_KV_CACHE),
 }
 """dtype or quant_algo → first capability of a class → what the plan does instead."""
-
-EMULATED_KV_CACHE = (
-    "the cache stays in 16 bits: keys and values are rounded on their way into it and take as much"
-    " memory as before"
-)
-"""kv_cache_quant_algo, on every class."""
 
 
 _ALL_THE_SAME = " (--allow-emulated builds it all the same)"
@@ -56,7 +59,7 @@ GPUS = (75, 80, 86, 89, 90, 100, 103, 110, 120, 121)
 _FIRST: dict[str, tuple[int, str]] = {
     "bfloat16": (80, _NO_BF16),
     **dict.fromkeys(("W4A16", "W4A16_AWQ", "W4A16_GPTQ"), (80, _FROM_80)),
-    "FP8": (89, _FROM_89),
+    **dict.fromkeys(("FP8", FP8_KV_CACHE), (89, _FROM_89)),
     "NVFP4": (100, _FROM_100),
 }
 _NEVER = {name: reasons[120] for name, reasons in REFUSED.items() if 120 in reasons}
@@ -69,6 +72,10 @@ REFUSED_BY_TENSORRT: dict[str, dict[int, str]] = {
 }
 """REFUSED of TensorRT itself, by capability. Source: "Datatype and hardware support matrix" of
 Transformer Engine and "Support Matrix" of Model Optimizer, both NVIDIA's."""
+
+
+EMULATED_BY_TENSORRT = {INT8_KV_CACHE: dict.fromkeys(GPUS, _ROUNDED_KV_CACHE)}
+"""EMULATED of TensorRT itself, by capability."""
 
 
 def quantization_reasons(
@@ -84,15 +91,14 @@ def quantization_reasons(
     quantization = config.quantization
     algos = {layer.quant_algo for layer in quantization.quantized_layers.values()}
     algos = algos or {quantization.quant_algo}
+    kv_cache = quantization.kv_cache_quant_algo
+    if kv_cache is not None:
+        algos = {*algos, f"KV cache of {kv_cache}"}
     for name in sorted({config.dtype, *filter(None, algos)}):
         if key in refused.get(name, {}):
             yield f"{name} on compute capability {gpus}: {refused[name][key]}"
         elif key in emulated.get(name, {}) and not allow_emulated:
             yield f"{name} on compute capability {gpus}: {emulated[name][key]}{_ALL_THE_SAME}"
-    if quantization.kv_cache_quant_algo is not None and not allow_emulated:
-        yield (
-            f"KV cache of {quantization.kv_cache_quant_algo}: {EMULATED_KV_CACHE}{_ALL_THE_SAME}"
-        )
 
 
 def plans_of(capabilities: Iterable[int], *, refit: bool = False) -> list[tuple[int, ...]]:
@@ -121,4 +127,5 @@ def rtx_gpus_with(name: str) -> list[int]:
 
 def gpus_with(name: str) -> list[int]:
     """Return the capabilities for which TensorRT itself has dtype or quant_algo `name`."""
-    return [gpu for gpu in GPUS if gpu not in REFUSED_BY_TENSORRT.get(name, {})]
+    tables = (REFUSED_BY_TENSORRT.get(name, {}), EMULATED_BY_TENSORRT.get(name, {}))
+    return [gpu for gpu in GPUS if not any(gpu in one for one in tables)]

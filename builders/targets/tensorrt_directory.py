@@ -7,7 +7,7 @@ process of its own; config.json says what each is bound to and what was read in 
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from llmc.checkpoint import Checkpoint, CheckpointConfig
 from llmc.errors import BuildError, UnsupportedError
 from llmc.log import Progress
 from llmc.plugins import graph
+from llmc.plugins.attention.tensorrt import is_fp8, is_fused
 from llmc.plugins.graph import OpCall
 
 log = logging.getLogger(__name__)
@@ -46,8 +47,17 @@ class Choices:
     is_readable: bool
 
 
-def network_reasons(config: CheckpointConfig, limits: BuildLimits, target: str) -> Iterator[str]:
-    """Yield every reason, of any GPU, why the plans of a checkpoint cannot be built."""
+def network_reasons(
+    config: CheckpointConfig,
+    limits: BuildLimits,
+    target: str,
+    *,
+    fp8_with: Callable[[], Weights] | None,
+) -> Iterator[str]:
+    """Yield every reason, of any GPU, why the plans of a checkpoint cannot be built.
+
+    `fp8_with`: says how weights are held, where an FP8 KV cache must come to attention in FP8.
+    """
     if config.dtype not in DTYPES:
         yield (
             f"dtype: {config.dtype}, the {target} target has {' and '.join(DTYPES)}"
@@ -63,6 +73,21 @@ def network_reasons(config: CheckpointConfig, limits: BuildLimits, target: str) 
     for network in networks:
         for call in network.ops:
             yield from _call_reasons(call, limits)
+            if fp8_with is not None and call.attrs.get("kv_quant") == "FP8":
+                yield from _fp8_reasons(call, config.dtype, fp8_with)
+
+
+def _fp8_reasons(call: OpCall, dtype: str, weights: Callable[[], Weights]) -> Iterator[str]:
+    is_known = call.plugin == "attention"
+    if is_known and is_fp8(call, dtype, embeds=weights() == "embed"):
+        return
+    why = "it is not one fused kernel"
+    if is_known and is_fused(call, dtype):
+        why = "a plan without weights does not know the cache's scale (--weights embed does)"
+    yield (
+        f"KV cache of FP8: attention would be in 16 bits, as would the cache: {why}"
+        " (--allow-emulated builds it all the same)"
+    )
 
 
 def _call_reasons(call: OpCall, limits: BuildLimits) -> list[str]:
@@ -143,7 +168,9 @@ def _examine(path: Path, config: CheckpointConfig, plan: _Plan, choices: Choices
     if not choices.is_readable:
         log.warning("%s: plans of the %s target are not read", plan.file, choices.target)
         return {"not_readable": f"plans of the {choices.target} target are not read"}
-    expected = expected_of(build_network(config, plan.rank), config.dtype)
+    expected = expected_of(
+        build_network(config, plan.rank), config.dtype, embeds=choices.weights == "embed"
+    )
     facts, problems = gather(path, expected, PROFILES)
     if "not_readable" in facts:
         log.warning("%s: not readable, nothing is proven: %s", plan.file, facts["not_readable"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmc.builders.targets.tensorrt_plan import NARROW, NotReadableError, Plan, Program, read_plan
 from llmc.plugins import graph
-from llmc.plugins.attention.tensorrt import is_fused
+from llmc.plugins.attention.tensorrt import is_fp8, is_fused
 from llmc.plugins.graph import Network, OpCall
 from llmc.plugins.moe.tensorrt import num_second_products, runs
 from llmc.quant.format import load_format
@@ -31,14 +31,15 @@ class Expected:
     number of all; those of one input may have become one."""
 
     attentions: int = 0
+    fp8_attentions: int = 0
     collectives: int = 0
     gemms: Counter[str] = field(default_factory=Counter)
     max_wide_gemms: int = 0
     products: int = 0
 
 
-def expected_of(network: Network, dtype: str) -> Expected:
-    """Return what each program of the network's plan has to show."""
+def expected_of(network: Network, dtype: str, *, embeds: bool) -> Expected:
+    """Return what each program of the network's plan, with its weights or without, has to show."""
     found = Expected()
     # Products of one input and one kind of weight may have become one.
     firsts: set[tuple[str, str]] = set()
@@ -47,6 +48,7 @@ def expected_of(network: Network, dtype: str) -> Expected:
         if call.plugin == "attention":
             fused = is_fused(call, dtype)
             found.attentions += fused
+            found.fp8_attentions += is_fp8(call, dtype, embeds=embeds)
             found.max_wide_gemms += 0 if fused else 2
         elif call.plugin == "linear":
             firsts.add((quant, call.inputs[0]))
@@ -124,6 +126,7 @@ def _describe(program: Program) -> dict[str, Any]:
     return {
         "launches": len(program.launches),
         "attention": dict(program.count("attention")),
+        "fp8_attention": program.fp8_attentions,
         "gemms": dict(program.count("gemm")),
         "collectives": dict(program.count("collective")),
         "dequantizes": dict(Counter(program.dequantizes)),
@@ -137,6 +140,10 @@ def contradictions(program: Program, expected: Expected) -> list[str]:
     # The builder may fuse one that was composed of small layers, too.
     if attentions < expected.attentions:
         found.append(f"{attentions} fused attention kernels, expected {expected.attentions}")
+    if program.fp8_attentions < expected.fp8_attentions:
+        found.append(
+            f"{program.fp8_attentions} attention kernels in FP8, expected {expected.fp8_attentions}"
+        )
     collectives = program.count("collective").total()
     if collectives != expected.collectives:
         found.append(f"{collectives} collectives, expected {expected.collectives}")

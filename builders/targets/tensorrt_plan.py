@@ -63,6 +63,14 @@ class Program:
         return Counter(_label(launch) for launch in self.launches if launch.kind == kind)
 
     @property
+    def fp8_attentions(self) -> int:
+        """Return how many attention kernels read queries, keys and values in FP8."""
+        return sum(
+            launch.kind == "attention" and launch.types[:3] == ("fp8_e4m3",) * 3
+            for launch in self.launches
+        )
+
+    @property
     def dequantizes(self) -> tuple[str, ...]:
         """Kernels which only widen numbers that a product should have taken narrow."""
         return tuple(

@@ -1,6 +1,7 @@
 """The target `tensorrt-rtx`: plans for GeForce and RTX GPUs, built on a machine without one."""
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def unsupported(
             known.EMULATED,
             allow_emulated=options.allow_emulated,
         )
-    reasons += network_reasons(config, limits, "tensorrt-rtx")
+    fp8_with = None if options.allow_emulated else partial(_choose_weights, config, options)
+    reasons += network_reasons(config, limits, "tensorrt-rtx", fp8_with=fp8_with)
     return list(dict.fromkeys(reasons))
 
 
@@ -70,6 +72,12 @@ def build(
     if reasons:
         raise UnsupportedError("not for the tensorrt-rtx target", reasons)
     weights = _choose_weights(config, options)
+    if weights == "refit" and options.weights == "auto":
+        log.info(
+            "weights: refit, as a rank has %.1f GiB of them and target.strip_above_gib is %g: plans"
+            " come without, and `llmc refit` puts them in on the GPU host",
+            *(_largest_rank(config) / _GIB, options.strip_above_gib),
+        )
     groups = known.plans_of(options.compute_capabilities, refit=weights == "refit")
     choices = Choices(
         target="tensorrt-rtx",
@@ -84,15 +92,12 @@ def build(
 def _choose_weights(config: CheckpointConfig, options: TensorRtxTarget) -> Weights:
     if options.weights != "auto":
         return options.weights
+    return "refit" if _largest_rank(config) > options.strip_above_gib * _GIB else "embed"
+
+
+def _largest_rank(config: CheckpointConfig) -> int:
+    """Return the bytes of the weights of the rank that has most."""
     ranks = range(config.num_rank_files)
-    largest = max(
+    return max(
         sum(info.num_bytes for info in tensor_schema(config, rank).values()) for rank in ranks
     )
-    if largest <= options.strip_above_gib * _GIB:
-        return "embed"
-    log.info(
-        "weights: refit, as a rank has %.1f GiB of them and target.strip_above_gib is %g: plans"
-        " come without, and `llmc refit` puts them in on the GPU host",
-        *(largest / _GIB, options.strip_above_gib),
-    )
-    return "refit"

@@ -10,6 +10,7 @@ Legend: B slots, S tokens, N query heads, K KV heads, D head_size, C positions o
 from typing import Any
 
 from llmc.plugins.attention.tensorrt_composed import composed_attention
+from llmc.plugins.attention.tensorrt_fp8 import round_inputs, round_probabilities
 from llmc.plugins.attention.tensorrt_masks import additive_mask, causal_mask
 from llmc.plugins.attention.tensorrt_rotary import rotate
 from llmc.plugins.graph import OpCall
@@ -66,9 +67,13 @@ def _round_kv(lowering: Lowering, x_BKSD: Tensor, call: OpCall) -> Tensor:
     number = KV_NUMBERS.get(str(call.attrs["kv_quant"]))
     if number is None:
         return x_BKSD
-    names, layers = call.weights["kv_cache_scaling_factor"], lowering.layers
-    scale = lowering.weight(names[0], (), "float32", lambda: lowering.read(names).reshape(()))
+    layers, scale = lowering.layers, _kv_scale(lowering, call)
     return layers.dequantize(layers.quantize(x_BKSD, scale, number), scale, lowering.dtype)
+
+
+def _kv_scale(lowering: Lowering, call: OpCall) -> Tensor:
+    names = call.weights["kv_cache_scaling_factor"]
+    return lowering.weight(names[0], (), "float32", lambda: lowering.read(names).reshape(()))
 
 
 def _attend(
@@ -83,15 +88,21 @@ def _attend(
         mask = causal_mask(lowering, attrs, num_positions) if mask is None else mask
         return composed_attention(lowering, q_BNSD, k_BKCD, v_BKCD, mask, cap)
     heads, times = q_BNSD.shape[1], _times(q_BNSD.shape[1])
+    q_BNSD = _repeated(lowering, q_BNSD, times)
+    in_fp8 = is_fp8(call, lowering.dtype, embeds=lowering.embeds)
+    if in_fp8:
+        scale = _kv_scale(lowering, call)
+        q_BNSD, k_BKCD, v_BKCD = round_inputs(lowering, q_BNSD, k_BKCD, v_BKCD, scale)
     kind = trt.CausalMaskKind.LOWER_RIGHT if mask is None else trt.CausalMaskKind.NONE
     layer = layers.named(
         layers.network.add_attention_v2(
-            _repeated(lowering, q_BNSD, times),
-            *(k_BKCD, v_BKCD),
+            *(q_BNSD, k_BKCD, v_BKCD),
             *(trt.AttentionNormalizationOp.SOFTMAX, kind),
         ),
         "attention",
     )
+    if in_fp8:
+        round_probabilities(lowering, layer)
     # What lies in a cache beyond a slot's length may be any number; a mask only adds to it.
     layer.key_value_lengths = _lengths(lowering, call)
     if mask is not None:
@@ -146,3 +157,11 @@ def is_fused(call: OpCall, dtype: str) -> bool:
     """Say whether a fused kernel does this attention."""
     attrs: dict[str, Any] = call.attrs
     return dtype in FUSED_DTYPES and _has_fused(attrs["head_size"]) and attrs["softcap"] is None
+
+
+def is_fp8(call: OpCall, dtype: str, *, embeds: bool) -> bool:
+    """Say whether a fused kernel does this attention in FP8.
+
+    Not without weights: the builder refuses it with a placeholder for the cache's scale.
+    """
+    return embeds and call.attrs["kv_quant"] == "FP8" and is_fused(call, dtype)

@@ -89,9 +89,8 @@ def test_manifest_says_what_it_took(engine: Path) -> None:
 
 
 def test_what_the_plan_lacks_is_named(engine: Path, config: CheckpointConfig) -> None:
-    wanted = expected_of(
-        build_network(replace(config, quantization=Quantization(quant_algo="W8A16")), 0), "float16"
-    )
+    quantized = replace(config, quantization=Quantization(quant_algo="W8A16"))
+    wanted = expected_of(build_network(quantized, 0), "float16", embeds=True)
     context = read_plan(engine / PLAN).programs[0]
     assert contradictions(context, wanted) == [
         "1 fused attention kernels, expected 2",
@@ -177,7 +176,21 @@ def test_every_quantization_builds_or_has_a_reason(
             {"compute_capabilities": (75,)},
             "begins with compute capability 80",
         ),
-        ({"quantization": Quantization(kv_cache_quant_algo="FP8")}, {}, "stays in 16 bits"),
+        (
+            {"quantization": Quantization(kv_cache_quant_algo="INT8")},
+            {"compute_capabilities": (89,)},
+            "stays in 16 bits",
+        ),
+        (
+            {"quantization": Quantization(kv_cache_quant_algo="FP8")},
+            {"compute_capabilities": (80,)},
+            "KV cache of FP8 on compute capability 80: FP8 begins",
+        ),
+        (
+            {"quantization": Quantization(kv_cache_quant_algo="FP8")},
+            {"weights": "refit"},
+            "does not know the cache's scale",
+        ),
         ({}, {"compute_capabilities": ()}, "expected at least one"),
     ],
 )
