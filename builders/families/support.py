@@ -63,7 +63,7 @@ _SIZES: dict[tuple[str, ...], int] = {
 }
 """A config.json that every family can read, whatever it calls its sizes."""
 
-_LIMITS = BuildLimits(
+LIMITS = BuildLimits(
     max_batch_size=4,
     max_num_tokens=_LENGTH,
     max_input_len=_LENGTH,
@@ -127,4 +127,4 @@ def _reasons(plain: CheckpointConfig, target: TargetRecipe, algo: str) -> list[s
     module = import_module(f"llmc.builders.targets.{TARGETS[target.kind]}")
     # A target is only asked for what a checkpoint can be.
     reasons = forbidden(config) or unwritten_formats(config)
-    return reasons or list(module.unsupported(config, _LIMITS, target))
+    return reasons or list(module.unsupported(config, LIMITS, target))

@@ -6,13 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.builders.network import build_network
 from llmc.builders.targets.tensorrt_interpreter.inputs import Mode
 from llmc.builders.targets.tensorrt_network import LoweredNetwork
 from llmc.builders.targets.tensorrt_stepping import SteppedNetwork, lower_ranks
 from llmc.builders.targets.tensorrt_toolkit import Toolkit
-from llmc.checkpoint import CheckpointConfig
-from llmc.plugins import graph
 from tests.plugins.tiny_llama import TinyLlama
 from tests.runtime.cpu_engines import write_checkpoint
 
@@ -28,20 +25,6 @@ def lower_tiny(tiny: TinyLlama, config: Any, directory: Path) -> list[LoweredNet
     """Return every rank's network; they must be kept while their definitions are used."""
     checkpoint = write_checkpoint(tiny, config, directory / "checkpoint")
     return list(lower_ranks(TOOLKIT, checkpoint, max_seq_len=MAX_SEQ_LEN))
-
-
-def skip_unsupported(config: CheckpointConfig) -> None:
-    """Skip the test with every reason an op of the network gives against the target."""
-    found: list[str] = []
-    for call in build_network(config, 0).ops:
-        try:
-            lowering = graph.part(call.plugin, "tensorrt")
-        except ModuleNotFoundError:
-            found.append(f"plugin {call.plugin!r} has no tensorrt lowering")
-        else:
-            found += lowering.unsupported(call, MAX_SEQ_LEN)
-    if found:
-        pytest.skip("; ".join(dict.fromkeys(found)))
 
 
 def read_tokens(networks: list[LoweredNetwork], mode: Mode = "ideal") -> Any:

@@ -1,4 +1,4 @@
-"""The TensorRT network of every family the target claims, against transformers."""
+"""The TensorRT network of every family, against transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from llmc.checkpoint import Checkpoint, Quantization
 from llmc.log import NullProgress
 from llmc.mapping import Mapping
 from tests.builders.families.tiny_families import CASES, LENGTH, prompt, write_case
-from tests.builders.targets.tensorrt_networks import MAX_SEQ_LEN, TOOLKIT, skip_unsupported
+from tests.builders.targets.tensorrt_networks import MAX_SEQ_LEN, TOOLKIT
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -39,7 +39,6 @@ def check_network(case: Any, mapping: Mapping, directory: Path) -> None:
         workers=1,
     )
     checkpoint = Checkpoint.open(directory)
-    skip_unsupported(checkpoint.config)
     networks = list(lower_ranks(TOOLKIT, checkpoint, max_seq_len=MAX_SEQ_LEN))
     stepped = SteppedNetwork(networks, mode="ideal")
     logits = stepped.read(tokens, num_context=LENGTH - 8)[:, : wanted.shape[1]]

@@ -14,7 +14,6 @@ from tests.builders.targets.tensorrt_networks import (
     TOOLKIT,
     lower_tiny,
     read_tokens,
-    skip_unsupported,
 )
 from tests.plugins.tiny_llama import VARIANTS, TinyLlama
 from tests.runtime.cpu_engines import write_checkpoint
@@ -24,7 +23,6 @@ from tests.runtime.cpu_engines import write_checkpoint
 def test_equals_transformers(variant: str, tmp_path: Path) -> None:
     """float32, so only the order of sums differs; logits are of the order of 5."""
     tiny = TinyLlama.make(**VARIANTS[variant])
-    skip_unsupported(tiny.config())
     networks = lower_tiny(tiny, tiny.config(), tmp_path)
     wanted = tiny.logits(TOKENS).numpy()
     np.testing.assert_allclose(read_tokens(networks), wanted, atol=2e-4)
