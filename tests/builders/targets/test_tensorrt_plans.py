@@ -18,7 +18,9 @@ from llmc.builders.targets.tensorrt_evidence import expected_of, gather
 from llmc.builders.targets.tensorrt_network import Weights, lower_network
 from llmc.builders.targets.tensorrt_plan import read_plan
 from llmc.checkpoint import CheckpointConfig, Quantization
+from llmc.errors import BuildError
 from llmc.mapping import Mapping
+from llmc.plugins.attention import tensorrt as lowering
 from llmc.recipes.loader import Override, load_recipe
 from llmc.weights import SafetensorsFile
 from tests.builders.families.tiny_families import write_case
@@ -180,3 +182,12 @@ def test_experts_multiply_what_they_are_stored_as(
     and of the shared expert, whose first may be one with theirs. Nothing is only dequantized."""
     for program in build(experts(algo), tmp_path / "plan"):
         assert program["gemms"][label] >= least and not program["dequantizes"]
+
+
+def test_builders_error_names_the_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FP8 attention of placeholders, which the builder refuses once it looks at types."""
+    monkeypatch.setattr(lowering, "is_fp8", lambda call, dtype, *, embeds: True)
+    config = replace(llama(), quantization=Quantization(kv_cache_quant_algo="FP8"))
+    with pytest.raises(BuildError, match=r"transformer\.layers\.0\.attention/attention"):
+        compile_rank(config, tmp_path / "plan", weights="refit")
+    assert list(tmp_path.iterdir()) == []
