@@ -145,6 +145,7 @@ def _plan_facts(own: dict[str, Any]) -> dict[str, Any]:
         return {}
     return {
         "weights": own.get("weights"),
+        "weight_inputs": [one["name"] for one in own["bindings"] if one.get("is_weight")],
         "tensorrt": own.get("tensorrt_version"),
         "plans": {
             plan["file"]: {key: value for key, value in plan.items() if key != "file"}

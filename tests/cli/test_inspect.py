@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llmc.cli.inspect import _plan_facts
 from tests.builders.tiny_hf import write_model
 from tests.cli.run import Done, llmc
 
@@ -79,6 +80,18 @@ def test_engine(run: Run, output: Path) -> None:
     assert (found["kind"], found["target"]) == ("engine", "cpu")
     assert found["limits"]["max_seq_len"] == 128  # type: ignore[index]
     assert found["tokens_per_block"] == 32
+
+
+def test_weights_a_plan_takes_as_inputs_are_listed() -> None:
+    own = {
+        "weights": "refit",
+        "bindings": [{"name": "token_ids"}, {"name": "lm_head.weight", "is_weight": True}],
+        "plans": [{"file": "rank0.sm89.engine", "rank": 0}],
+    }
+    facts = _plan_facts(own)
+    assert facts["weight_inputs"] == ["lm_head.weight"]
+    assert facts["plans"] == {"rank0.sm89.engine": {"rank": 0}}
+    assert _plan_facts({}) == {}
 
 
 def test_repository(run: Run, output: Path) -> None:
