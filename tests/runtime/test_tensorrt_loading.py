@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from llmc.errors import ToolchainError, UnsupportedError
-from llmc.runtime.engine import KvCacheConfig
-from llmc.runtime.engines import tensorrt_rtx
+from llmc.runtime.engine import KvCacheConfig, load_engine
 from llmc.runtime.engines.tensorrt_device import PlanTensor
 from llmc.runtime.engines.tensorrt_loading import choose_plan, plan_limits
 from llmc.runtime.engines.tensorrt_nccl import UNIQUE_ID_BYTES, share_bytes
@@ -68,11 +67,12 @@ def test_slots_are_what_profile_memory_and_max_tokens_allow() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
-def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
-    config = CONFIG | {"llmc": {"target": "tensorrt-rtx", "plans": PLANS}}
+@pytest.mark.parametrize("target", ["tensorrt-rtx", "tensorrt"])
+def test_without_a_gpu_it_says_so(tmp_path: Path, target: str) -> None:
+    config = CONFIG | {"llmc": {"target": target, "plans": PLANS}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ToolchainError, match="no CUDA GPU on this machine"):
-        tensorrt_rtx.load(tmp_path, kv=KvCacheConfig())
+        load_engine(tmp_path, kv=KvCacheConfig())
 
 
 class Wire:
