@@ -41,7 +41,7 @@ def unsupported(
             allow_emulated=options.allow_emulated,
         )
     trt = _or_none(import_tensorrt)
-    if trt is not None and not reasons:
+    if trt is not None:
         reasons += missing(trt, config)
     return list(dict.fromkeys(reasons))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from llmc.builders.network import build_network
 from llmc.checkpoint import CheckpointConfig
-from llmc.errors import ToolchainError
+from llmc.errors import ToolchainError, UnsupportedError
 
 NEEDED: dict[str, tuple[str, str]] = {
     "INetworkDefinition.add_attention_v2": ("11.0", "attention"),
@@ -55,8 +55,14 @@ def gpu_capability() -> int:
 
 
 def missing(trt: Any, config: CheckpointConfig) -> Iterator[str]:
-    """Yield what the networks of a checkpoint need and this TensorRT does not have, by name."""
-    needless = set(_needless(config))
+    """Yield what the networks of a checkpoint need and this TensorRT does not have, by name.
+
+    Of a checkpoint that no network can be written for there is nothing to say.
+    """
+    try:
+        needless = set(_needless(config))
+    except UnsupportedError:
+        return
     for name, (version, purpose) in NEEDED.items():
         owner, attribute = name.split(".")
         if name not in needless and not hasattr(getattr(trt, owner, None), attribute):

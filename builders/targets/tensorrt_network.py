@@ -97,7 +97,6 @@ def lower_network(
     weights: Weights,
     table_inputs: bool | None = None,
     file: SafetensorsFile | None = None,
-    advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> LoweredNetwork:
     """Write `rank`'s network.
 
@@ -118,7 +117,6 @@ def lower_network(
         embeds=weights == "embed",
         table_inputs=weights == "refit" if table_inputs is None else table_inputs,
         file=file,
-        advance=advance,
     )
     network = build_network(config, rank)
     lowering.declare_inputs()
@@ -149,7 +147,6 @@ class NetworkLowering:
     embeds: bool
     table_inputs: bool
     file: SafetensorsFile | None
-    advance: Callable[[int], None]
     bindings: list[Binding] = field(default_factory=list)
     weights: dict[str, Weight] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -207,7 +204,6 @@ class NetworkLowering:
             array = np.ascontiguousarray(make()).reshape(make_shape(shape, dtype))
             assert dtype in _PACKED or dtype_name(array.dtype) == dtype, (name, array.dtype, dtype)
             self.kept.append(array)
-            self.advance(array.nbytes)
             pointer = array.ctypes.data
         values = trt.Weights(self.layers.data_type(dtype), pointer, count)
         layer = self.layers.network.add_constant(shape, values)

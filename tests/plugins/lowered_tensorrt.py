@@ -55,7 +55,6 @@ class LoweredOp:
             embeds=True,
             table_inputs=False,
             file=_write(directory / "op.safetensors", tensors or {}),
-            advance=lambda num_bytes: None,
         )
         lowering.declare_inputs()
         for name in call.inputs:
