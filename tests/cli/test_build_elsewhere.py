@@ -9,7 +9,7 @@ import pytest
 
 from llmc.errors import GateError, UnsupportedError
 from llmc.gate.record import require_passed
-from llmc.runtime.engines import tensorrt_rtx
+from llmc.runtime.engines import tensorrt_loading
 from tests.builders.tiny_hf import write_model
 from tests.cli.run import Done, llmc
 
@@ -20,7 +20,7 @@ def test_engine_for_another_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No GPU is of this kind: the test is the same on a machine that has one.
-    monkeypatch.setattr(tensorrt_rtx, "choose_plan", refuse_plan)
+    monkeypatch.setattr(tensorrt_loading, "choose_plan", refuse_plan)
     monkeypatch.setenv("LLMC_CACHE", str(tmp_path / "cache"))
     model = write_model(tmp_path / "model", num_hidden_layers=1)
     output = tmp_path / "out"
