@@ -9,7 +9,7 @@ from typing import Any
 from llmc.cli import COMMANDS
 from llmc.cli.build import FLAGS
 from llmc.cli.main import app, load_command
-from llmc.errors import LlmcError
+from llmc.errors import LlmcError, ServeError
 from llmc.recipes.loader import leaf_fields, load_recipe, parse_set
 from llmc.targets import TARGETS
 
@@ -66,8 +66,9 @@ def _default(value: Any) -> str:
 def _exit_codes() -> str:
     rows = ["| code | reader's action |", "|---|---|", "| 0 | none: it worked |"]
     rows.append("| 1 | report a bug: the traceback is on stderr |")
-    for cls in sorted(LlmcError.__subclasses__(), key=lambda cls: cls.exit_code):
-        first = (cls.__doc__ or "").split(". ")[0].rstrip(".")
+    known = [*LlmcError.__subclasses__(), *ServeError.__subclasses__()]
+    for cls in sorted(known, key=lambda cls: cls.exit_code):
+        first = (cls.__doc__ or "").split("\n\n")[0].split(". ")[0].rstrip(".")
         rows.append(f"| {cls.exit_code} | {first} |")
     return "\n".join(rows)
 

@@ -61,6 +61,8 @@ class UnavailableError(ServeError):
     A server's errors reach a client as text, in which `SIGN` says so.
     """
 
+    exit_code = 9
+
     SIGN = "; ask again later"
 
 
