@@ -4,7 +4,8 @@ The fused layer has no factor of scores: queries are multiplied by it. A sliding
 are additive masks. A sink is a key of zeros, whose score is what the mask says: it is written into
 the cache behind a slot's last token, where the next token takes its place.
 
-Legend: B slots, S tokens, N query heads, K KV heads, D head_size, C positions of the KV cache.
+Legend: B slots, S tokens, N query heads, K KV heads, H = N + 2 K, D head_size, C positions of the
+KV cache.
 """
 
 from typing import Any
@@ -39,11 +40,12 @@ def lower(call: OpCall, lowering: Lowering) -> None:
     layers, heads, size = lowering.layers, attrs["num_heads"], attrs["head_size"]
     qkv = lowering.value(call.inputs[0])
     counts = (heads, attrs["num_kv_heads"], attrs["num_kv_heads"])
+    # Cut behind the transposition: of three equal cuts before it the builder makes a batch of three
+    # products, and for that dequantizes weights of 8 bits first.
+    qkv_BHSD = layers.reshape(qkv, (0, 0, sum(counts), size), transpose=(0, 2, 1, 3))
     parts, start = [], 0
     for count in counts:
-        part = layers.columns(qkv, start * size, count * size)
-        # [B, S, N * D] → [B, N, S, D]
-        parts.append(layers.reshape(part, (0, 0, count, size), transpose=(0, 2, 1, 3)))
+        parts.append(layers.cut(qkv_BHSD, 1, start, count))
         start += count
     q_BNSD, k_BKSD = (rotate(lowering, part, attrs) for part in parts[:2])
     q_BNSD = layers.scaled(q_BNSD, attrs["scale"])

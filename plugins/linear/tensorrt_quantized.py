@@ -164,7 +164,8 @@ def _four_bits(lowering: Lowering, x: Tensor, weight: QuantizedWeight) -> Tensor
     A zero point is a matrix of rank G: the sums of each group's inputs times its zeros.
     """
     layers = lowering.layers
-    groups = weight.num_in // weight.group
+    # The builder fuses no product of one group: a scale that all inputs share is there twice.
+    groups = max(weight.num_in // weight.group, 2)
     values = weight.constant(
         "values",
         (1, weight.num_in, weight.num_out),

@@ -1,12 +1,13 @@
 """Plans of networks that the interpreter alone would not prove: what the builder makes of them.
 
-Shapes and placeholders only; heads of 64, so that there is a fused kernel to be found.
+Placeholders, or weights of one number; heads of 64, so that there is a fused kernel to be found.
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmc.arch import MlaArch, MoeArch
@@ -17,12 +18,13 @@ from llmc.builders.targets.tensorrt_compile import PROFILES, compile_plan
 from llmc.builders.targets.tensorrt_evidence import expected_of, gather
 from llmc.builders.targets.tensorrt_network import Weights, lower_network
 from llmc.builders.targets.tensorrt_plan import read_plan
-from llmc.checkpoint import CheckpointConfig, Quantization
+from llmc.checkpoint import CheckpointConfig, Quantization, tensor_schema
+from llmc.dtypes import numpy_dtype
 from llmc.errors import BuildError
 from llmc.mapping import Mapping
 from llmc.plugins.attention import tensorrt as lowering
 from llmc.recipes.loader import Override, load_recipe
-from llmc.weights import SafetensorsFile
+from llmc.weights import SafetensorsFile, SafetensorsWriter
 from tests.builders.families.tiny_families import write_case
 from tests.builders.targets.tensorrt_networks import TOOLKIT
 from tests.plugins.tiny_llama import TinyLlama
@@ -74,7 +76,7 @@ def experts(algo: str | None) -> CheckpointConfig:
         num_experts=4,
         top_k=2,
         intermediate_size=128,
-        shared_expert_intermediate_size=256,
+        shared_expert_intermediate_size=128,
         shared_expert_gate=True,
         expert_bias=True,
         router_bias=True,
@@ -91,6 +93,15 @@ def gemma2(directory: Path) -> CheckpointConfig:
     assert windows is not None and windows[0] != windows[1]
     arch = replace(config.arch, num_hidden_layers=2, layer_windows=windows[:2])
     return replace(config, arch=arch, dtype="float16")
+
+
+def filled(config: CheckpointConfig, path: Path) -> SafetensorsFile:
+    """Write rank 0's weights, all of one number."""
+    infos = list(tensor_schema(config, 0).values())
+    with SafetensorsWriter(path, infos) as writer:
+        for info in infos:
+            writer.write(info.name, np.full(info.shape, 0.5, numpy_dtype(info.dtype)))
+    return SafetensorsFile.open(path)
 
 
 def compile_rank(
@@ -111,10 +122,13 @@ def compile_rank(
     )
 
 
-def build(config: CheckpointConfig, path: Path) -> list[dict[str, Any]]:
-    """Build rank 0's plan, expect no contradiction, and return what its profiles launch."""
-    compile_rank(config, path, weights="refit")
-    expected = expected_of(build_network(config, 0), config.dtype, embeds=False)
+def build(
+    config: CheckpointConfig, path: Path, *, file: SafetensorsFile | None = None
+) -> list[dict[str, Any]]:
+    """Build rank 0's plan, of `file` or without weights, expect no contradiction, and return what
+    its profiles launch."""
+    compile_rank(config, path, weights="refit" if file is None else "embed", file=file)
+    expected = expected_of(build_network(config, 0), config.dtype, embeds=file is not None)
     facts, problems = gather(path, expected, PROFILES)
     assert problems == []
     programs: dict[str, dict[str, Any]] = facts["programs"]
@@ -143,6 +157,13 @@ def test_attention_is_fused(name: str, tmp_path: Path) -> None:
         assert sum(program["attention"].values()) == 1
 
 
+@pytest.mark.parametrize("name", ["alibi", "sinks"])
+def test_attention_with_a_mask_is_in_fp8(name: str, tmp_path: Path) -> None:
+    config = replace(FUSED[name], quantization=Quantization(kv_cache_quant_algo="FP8"))
+    for program in build(config, tmp_path / "plan", file=filled(config, tmp_path / "weights")):
+        assert program["fp8_attention"] == 1
+
+
 def test_soft_capped_attention_builds(tmp_path: Path) -> None:
     for program in build(gemma2(tmp_path), tmp_path / "plan"):
         # Products of scores and of values, in each layer, beside those of weights.
@@ -164,6 +185,18 @@ def test_profiles_share_every_weight(tmp_path: Path) -> None:
 def test_plugin_formats_multiply_integers(tmp_path: Path, algo: str) -> None:
     for program in build(quantized(algo), tmp_path / "plan"):
         assert program["gemms"]["int8 x int8"] >= 4
+
+
+@pytest.mark.parametrize(
+    ("algo", "label"), [("W8A16", "half x int8"), ("FP8", "fp8_e4m3 x fp8_e4m3")]
+)
+def test_as_many_kv_heads_keep_their_numbers(tmp_path: Path, algo: str, label: str) -> None:
+    """q, k and v of equal size: the builder would make a batch of them, in 16 bits."""
+    config = quantized(algo)
+    heads = config.arch.num_attention_heads
+    config = replace(config, arch=replace(config.arch, num_key_value_heads=heads))
+    for program in build(config, tmp_path / "plan", file=filled(config, tmp_path / "weights")):
+        assert program["gemms"][label] == 4 and not program["dequantizes"]
 
 
 @pytest.mark.parametrize(
