@@ -5,7 +5,6 @@ import logging
 import os
 import shlex
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +78,7 @@ def serve(
     """
     from llmc.model_repo.backends import require_backends
     from llmc.model_repo.lint import lint_repository
+    from llmc.model_repo.ports import pick_ports
     from llmc.model_repo.server import ServerConfig
     from llmc.model_repo.tritonserver import find_tritonserver
     from llmc.model_repo.version_guard import require_fitting
@@ -94,7 +94,7 @@ def serve(
     log.info("tritonserver: %s (%s)", server.binary, server.source)
     if not dry_run:
         require_backends(repository, server)
-    ports = _pick_ports(host, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port})
+    ports = pick_ports(host, {"http": http_port, "grpc": grpc_port, "metrics": metrics_port})
     config = ServerConfig(
         repository=repository,
         host=host,
@@ -240,21 +240,3 @@ def _stop_on_signal() -> Iterator[threading.Event]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _pick_ports(host: str, wanted: dict[str, int]) -> dict[str, int]:
-    """Replace each 0 by a free port. Raises: ServeError for a port that is taken."""
-    ports = {}
-    with contextlib.ExitStack() as stack:
-        for name, port in wanted.items():
-            probe = stack.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                raise ServeError(
-                    f"--{name}-port: {host}:{port}: {error.strerror}",
-                    hint="another server may run there; 0 takes a free port",
-                ) from error
-            ports[name] = probe.getsockname()[1]
-    return ports

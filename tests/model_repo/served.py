@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import shutil
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from llmc.log import NullProgress
 from llmc.model_repo.emit import emit_repository
 from llmc.model_repo.mpi import find_launcher
 from llmc.model_repo.options import RepositoryOptions
+from llmc.model_repo.ports import pick_ports
 from llmc.model_repo.ranks import choose_leader, find_ranked_models, leader_ranks
 from llmc.model_repo.server import ServerConfig, ServerProcess
 from llmc.model_repo.tritonserver import find_tritonserver
@@ -118,17 +118,6 @@ def emit(output: Path, **changes: Any) -> Path:
     return repository
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    for probe in sockets:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in sockets]
-    for probe in sockets:
-        probe.close()
-    return ports
-
-
 @contextmanager
 def serve(output: Path, cache: Path) -> Iterator[Served]:
     """Serve `output`/model_repo until the block ends, in leader mode as a job of its ranks.
@@ -136,13 +125,13 @@ def serve(output: Path, cache: Path) -> Iterator[Served]:
     Nothing of it is left then.
     """
     leader = choose_leader(find_ranked_models(output / "model_repo"))
-    http_port, grpc_port, metrics_port = free_ports(3)
+    ports = pick_ports("127.0.0.1", {"http": 0, "grpc": 0, "metrics": 0})
     config = ServerConfig(
         repository=output / "model_repo",
         host="127.0.0.1",
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
+        http_port=ports["http"],
+        grpc_port=ports["grpc"],
+        metrics_port=ports["metrics"],
         ready_timeout_seconds=180,
         drain_seconds=10,
         ranks=None if leader is None else leader_ranks(leader, find_launcher(), None),

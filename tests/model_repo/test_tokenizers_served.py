@@ -16,10 +16,11 @@ from llmc.model_repo import configs
 from llmc.model_repo.emit import MODEL_FILES
 from llmc.model_repo.engine_config import Engine
 from llmc.model_repo.pbtxt import CONFIG_FILE, write_config
+from llmc.model_repo.ports import pick_ports
 from llmc.model_repo.server import ServerConfig, ServerProcess
 from llmc.model_repo.tritonserver import find_tritonserver
 from llmc.runtime.tokenizer import Tokenizer
-from tests.model_repo.served import free_ports, needs_triton, options
+from tests.model_repo.served import needs_triton, options
 from tests.runtime.tiny_tokenizers import MAKERS, save
 
 pytestmark = [needs_triton, pytest.mark.slow]
@@ -60,12 +61,12 @@ def client(
             (directory / "1").mkdir(parents=True)
             shutil.copyfile(MODEL_FILES / spec.name / "1/model.py", directory / "1/model.py")
             write_config(replace(spec, name=directory.name), directory / CONFIG_FILE)
-    http_port, grpc_port, _ = free_ports(3)
+    ports = pick_ports("127.0.0.1", {"http": 0, "grpc": 0})
     config = ServerConfig(
         repository=repository,
         host="127.0.0.1",
-        http_port=http_port,
-        grpc_port=grpc_port,
+        http_port=ports["http"],
+        grpc_port=ports["grpc"],
         metrics_port=None,
         ready_timeout_seconds=180,
         drain_seconds=1,
