@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from llmc import errors
 from llmc.cli import COMMANDS
 from llmc.cli.build import FLAGS
 from llmc.cli.main import app, load_command
-from llmc.errors import LlmcError, ServeError
 from llmc.recipes.loader import leaf_fields, load_recipe, parse_set
 from llmc.targets import TARGETS
 
@@ -66,7 +66,8 @@ def _default(value: Any) -> str:
 def _exit_codes() -> str:
     rows = ["| code | reader's action |", "|---|---|", "| 0 | none: it worked |"]
     rows.append("| 1 | report a bug: the traceback is on stderr |")
-    known = [*LlmcError.__subclasses__(), *ServeError.__subclasses__()]
+    classes = [cls for cls in vars(errors).values() if isinstance(cls, type)]
+    known = [cls for cls in classes if issubclass(cls, errors.LlmcError) and cls.exit_code > 1]
     for cls in sorted(known, key=lambda cls: cls.exit_code):
         first = (cls.__doc__ or "").split("\n\n")[0].split(". ")[0].rstrip(".")
         rows.append(f"| {cls.exit_code} | {first} |")

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +181,8 @@ def end_job(comm: Link, reason: str) -> None:
     timer.daemon = True
     timer.start()
     say_end(reason)
+    # A launcher that is told to abort drops what it has not passed on yet.
+    time.sleep(0.3)
     comm.abort(LOST_EXIT_CODE)
 
 
