@@ -398,16 +398,18 @@ def _build_engine(
         copy_files(checkpoint.directory, staging)
         return measured
 
-    return run_stage(
-        final,
-        work,
-        stage="engine",
-        inputs={"checkpoint": checkpoint.manifest.content_digest},
-        recipe={"build": asdict(plan.limits)},
-        tools={"llmc": tool_version(*_COMPILER_ROOMS), **toolchain},
-        target=plan.recipe.target.model_dump(mode="json"),
-        force=force,
-    )
+    parts = _engine_parts(plan, checkpoint, **toolchain)
+    return run_stage(final, work, stage="engine", force=force, **parts)
+
+
+def _engine_parts(plan: _Plan, checkpoint: StageResult, **toolchain: str) -> dict[str, Any]:
+    """Return what an engine is made from, wherever it is built."""
+    return {
+        "inputs": {"checkpoint": checkpoint.manifest.content_digest},
+        "recipe": {"build": asdict(plan.limits)},
+        "tools": {"llmc": tool_version(*_COMPILER_ROOMS), **toolchain},
+        "target": plan.recipe.target.model_dump(mode="json"),
+    }
 
 
 def _hand_over(plan: _Plan, checkpoint: StageResult, final: Path, force: bool) -> StageResult:
@@ -421,11 +423,8 @@ def _hand_over(plan: _Plan, checkpoint: StageResult, final: Path, force: bool) -
             options=plan.recipe.target,
         ),
         stage="gpu_build",
-        inputs={"checkpoint": checkpoint.manifest.content_digest},
-        recipe={"build": asdict(plan.limits)},
-        tools={"llmc": tool_version(*_COMPILER_ROOMS)},
-        target=plan.recipe.target.model_dump(mode="json"),
         force=force,
+        **_engine_parts(plan, checkpoint),
     )
 
 
@@ -433,11 +432,4 @@ def _adopt(
     plan: _Plan, checkpoint: StageResult, job: StageResult, final: Path
 ) -> StageResult | None:
     """Return the engine that the job built, if it has been brought here."""
-    return adopt(
-        final,
-        plan.target.job_id(job.directory),
-        inputs={"checkpoint": checkpoint.manifest.content_digest},
-        recipe={"build": asdict(plan.limits)},
-        tools={"llmc": tool_version(*_COMPILER_ROOMS)},
-        target=plan.recipe.target.model_dump(mode="json"),
-    )
+    return adopt(final, plan.target.job_id(job.directory), **_engine_parts(plan, checkpoint))

@@ -16,8 +16,7 @@ from llmc.plugins.cpu_program import CpuOp
 from llmc.plugins.graph import OpCall
 from llmc.plugins.linear.cpu import MAX_IN_FEATURES
 from llmc.plugins.linear.quantized import InputRounding
-from llmc.plugins.moe.spec import QUANTS
-from llmc.plugins.moe.stored import interpret_expert, stored_roles
+from llmc.plugins.moe.stored import expert_reasons, interpret_expert, stored_roles
 from llmc.plugins.panels import (
     PANEL,
     interleave_halves,
@@ -39,23 +38,10 @@ _ROUND_E4M3 = 2
 
 def unsupported(call: OpCall) -> list[str]:
     attrs: dict[str, Any] = call.attrs
-    reasons = []
-    if attrs["activation"] not in _GATES:
-        known = ", ".join(_GATES)
-        reasons.append(f"{call.name}: activation {attrs['activation']!r}, expected one of {known}")
+    reasons = expert_reasons(call, _GATES)
     widest = max(attrs["hidden_size"], attrs["intermediate_size"])
     if widest > MAX_IN_FEATURES:
         reasons.append(f"{call.name}: {widest} columns, expected at most {MAX_IN_FEATURES}")
-    quant = attrs["quant"]
-    if quant not in ("none", *QUANTS):
-        known = ", ".join(QUANTS)
-        return [*reasons, f"{call.name}: experts of quantization {quant!r}, expected {known}"]
-    if quant != "none":
-        form, stored = load_format(quant), attrs["stored_quantized"]
-        if form.needs_layout and stored and attrs["layout"] is None:
-            reasons.append(f"{call.name}: {quant} weights and no layout they are permuted for")
-        if form.in_checkpoint == "quantized" and not stored:
-            reasons.append(f"{call.name}: {quant}, expected a checkpoint that is quantized already")
     return reasons
 
 

@@ -16,34 +16,17 @@ from typing import Any
 import numpy as np
 
 from llmc.plugins.graph import OpCall
-from llmc.plugins.moe.spec import QUANTS
+from llmc.plugins.moe.stored import expert_reasons
 from llmc.plugins.moe.tensorrt_products import APART, Run, first_product, second_product
 from llmc.plugins.tensorrt_activations import activate
 from llmc.plugins.tensorrt_lowering import Lowering, Tensor
-from llmc.quant.format import load_format
 
 MAX_ELEMENTS = 1 << 30
 """Of one weight. TensorRT numbers the elements of a tensor with 31 bits."""
 
 
 def unsupported(call: OpCall, max_seq_len: int) -> list[str]:
-    attrs: dict[str, Any] = call.attrs
-    quant, stored = attrs["quant"], attrs["stored_quantized"]
-    reasons = []
-    if attrs["activation"] not in _GATES:
-        known = ", ".join(_GATES)
-        reasons.append(f"{call.name}: activation {attrs['activation']!r}, expected one of {known}")
-    if quant == "none":
-        return reasons
-    if quant not in QUANTS:
-        known = ", ".join(QUANTS)
-        return [*reasons, f"{call.name}: experts of quantization {quant!r}, expected {known}"]
-    form = load_format(quant)
-    if form.needs_layout and stored and attrs["layout"] is None:
-        reasons.append(f"{call.name}: {quant} weights and no layout they are permuted for")
-    if form.in_checkpoint == "quantized" and not stored:
-        reasons.append(f"{call.name}: {quant}, expected a checkpoint that is quantized already")
-    return reasons
+    return expert_reasons(call, _GATES)
 
 
 def lower(call: OpCall, lowering: Lowering) -> None:

@@ -41,15 +41,16 @@ def load(
     engine_dir: Path,
     import_trt: Callable[[], Any],
     *,
-    rank: int,
+    rank: int = 0,
     kv: KvCacheConfig,
-    comm: Any | None,
+    comm: Any | None = None,
+    threads: int | None = None,
 ) -> Engine:
     """Load rank `rank`'s plan for GPU number `rank`, modulo the GPUs of this machine.
 
-    `import_trt` imports the TensorRT of the engine's target. Raises: ToolchainError without a GPU,
-    that TensorRT or torch; UnsupportedError when no plan
-    is for this GPU or no slot fits its memory; CheckpointError for a broken directory.
+    `import_trt` imports the TensorRT of the engine's target. `threads` is for engines that run on
+    the CPU. Raises: ToolchainError without a GPU, that TensorRT or torch; UnsupportedError when no
+    plan is for this GPU or no slot fits its memory; CheckpointError for a broken directory.
     """
     trt, gpu = _import_all(import_trt)
     config = read_engine_config(engine_dir)

@@ -1,31 +1,13 @@
 """The engine of the target `tensorrt-rtx`."""
 
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from llmc.errors import ToolchainError
-from llmc.runtime.engine import Engine, KvCacheConfig
 from llmc.runtime.engines import tensorrt_loading
 from llmc.runtime.engines.tensorrt_loading import check
 
 __all__ = ["check", "lacking", "load"]
-
-
-def lacking(engine_dir: Path) -> str | None:
-    """Return what this machine lacks to run the plans; None if it has a GPU that one is for."""
-    return tensorrt_loading.lacking(engine_dir, _import)
-
-
-def load(
-    engine_dir: Path,
-    *,
-    rank: int = 0,
-    kv: KvCacheConfig,
-    comm: Any | None = None,
-    threads: int | None = None,
-) -> Engine:
-    """Load a rank's plan (tensorrt_loading.load). `threads` is for engines that run on the CPU."""
-    return tensorrt_loading.load(engine_dir, _import, rank=rank, kv=kv, comm=comm)
 
 
 def _import() -> Any:
@@ -36,3 +18,7 @@ def _import() -> Any:
             f"TensorRT for RTX cannot be imported: {error}", hint="pip install 'llmc[rtx]'"
         ) from error
     return tensorrt_rtx_bindings
+
+
+lacking = partial(tensorrt_loading.lacking, import_trt=_import)
+load = partial(tensorrt_loading.load, import_trt=_import)
